@@ -131,12 +131,13 @@ def _train(settings: Sequence[str], out: Path) -> tuple[str, ...]:
     return ("train", "debug", *settings, "checkpoint.every=0", "--out", str(out), "--quiet")
 
 
-def run_weft(words: Sequence[str]) -> None:
-    """A command in a process of its own, which must succeed."""
+def run_weft(words: Sequence[str]) -> str:
+    """What a command in a process of its own prints, which must succeed."""
     command = [sys.executable, "-m", "weft", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
 
 
 if __name__ == "__main__":

@@ -3,15 +3,17 @@
     python -m benchmarks.slow_borders [--repeats N] [--steps N] [--json]
 
 Hosts at parts of a core that add up to less than the machine has, joined by links whose rate makes
-a micro-batch's activations take half as long, each way, as a stage takes for them: that is measured
-first, with fast links. Then in turns 1F1B and the list that is made for these times; beside the
-ratio of their speeds what the simulator says it is. Needs root on Linux.
+a micro-batch's activations take half as long, each way, as the slowest stage takes for them: how
+long each takes is measured first, with fast links, from the processor time of its rank. Then in
+turns 1F1B and the list that is made for these times; beside their speeds and the ratio what the
+simulator says of them. Needs root on Linux.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -57,7 +59,7 @@ class Case:
 
 
 CASES = (
-    Case(name="two hosts", speeds=(0.4, 0.4), layers=(3, 3)),
+    Case(name="two hosts", speeds=(0.4, 0.4), layers=(4, 3)),
     Case(name="four unlike stages", speeds=(0.2, 0.2, 0.2, 0.2), layers=(2, 3, 2, 2)),
 )
 
@@ -83,19 +85,20 @@ def main() -> None:
 def measured(case: Case, folder: Path, steps: int, repeats: int) -> dict[str, Any]:
     """Ratios of tokens a second, and what the simulator says."""
     usual = _plan(case)
-    whole = _speed(case, folder / "fast", FAST, steps, usual)
+    whole, used = _run(case, folder / "fast", FAST, steps, usual)
     tokens = MICRO * MICROBATCHES * SEQ
-    slowest = max(many / speed for many, speed in zip(case.layers, case.speeds, strict=True))
-    parts = [many / speed / slowest for many, speed in zip(case.layers, case.speeds, strict=True)]
-    longest_s = tokens / whole / (MICROBATCHES + sum(parts) - 1)
-    making = _making(case, usual.pipelines[0], [part * longest_s for part in parts])
+    step_s = tokens / whole
+    seconds = [part * step_s / MICROBATCHES for part in used]
+    making = _making(case, usual.pipelines[0], seconds)
     found = make(making)
     own = replace(usual, pipelines=(found,))
-    gbit = MICRO * SEQ * WIDTH * 4 * 8 / (case.border * longest_s) / 1e9
+    usual_s, own_s = making.seconds(making.pipeline), making.seconds(found)
+    gbit = MICRO * SEQ * WIDTH * 4 * 8 / (case.border * max(seconds)) / 1e9
     speeds: dict[str, list[float]] = {"usual": [], "own": []}
     for repeat in range(repeats):
         for name, plan in (("usual", usual), ("own", own)):
-            speeds[name].append(_speed(case, folder / f"{name}{repeat}", gbit, steps, plan))
+            speed, _ = _run(case, folder / f"{name}{repeat}", gbit, steps, plan)
+            speeds[name].append(speed)
     ratios = [o / u for o, u in zip(speeds["own"], speeds["usual"], strict=True)]
     return {
         "name": case.name,
@@ -104,7 +107,8 @@ def measured(case: Case, folder: Path, steps: int, repeats: int) -> dict[str, An
         "tokens_s": {name: statistics.median(each) for name, each in speeds.items()},
         "ratio": statistics.median(ratios),
         "spread": max(ratios) - min(ratios),
-        "simulated": making.seconds(making.pipeline) / making.seconds(found),
+        "simulated_tokens_s": {"usual": tokens / usual_s, "own": tokens / own_s},
+        "simulated": usual_s / own_s,
     }
 
 
@@ -131,8 +135,10 @@ def _making(case: Case, pipeline: PipelinePlan, seconds: Sequence[float]) -> Mak
     )
 
 
-def _speed(case: Case, out: Path, gbit: float, steps: int, plan: Plan) -> float:
-    """Tokens a second of a run in the lab."""
+def _run(
+    case: Case, out: Path, gbit: float, steps: int, plan: Plan
+) -> tuple[float, tuple[float, ...]]:
+    """Tokens a second of a run in the lab, and the part of the time in which each rank worked."""
     out.mkdir(parents=True)
     hosts = [
         {"name": f"h{number}", "chips": [{"kind": f"at-{speed:g}", "speed": speed}]}
@@ -143,8 +149,10 @@ def _speed(case: Case, out: Path, gbit: float, steps: int, plan: Plan) -> float:
     file.write_text(plan.to_json())
     more = (f"model.num_layers={sum(case.layers)}", f"plan.file={file}", f"train.steps={steps}")
     words = ("train", "debug", *SETTINGS, *more, "checkpoint.every=0", "--quiet")
-    run_weft(("lab", str(cluster), "--", "weft", *words, "--out", str(out / "run")))
-    return tokens_per_s(out / "run", LOG_EVERY)
+    said = run_weft(("lab", str(cluster), "--", "weft", *words, "--out", str(out / "run")))
+    (used,) = re.findall(r"time after step 1 was used: (.+)", said)
+    parts = tuple(float(part) / 100 for part in re.findall(r"rank \d+ (\d+)%", used))
+    return tokens_per_s(out / "run", LOG_EVERY), parts
 
 
 if __name__ == "__main__":

@@ -649,7 +649,7 @@ def test_an_axis_that_cannot_divide_the_family_starts_no_process(
     assert output == "" and errors.split("\n  ", 1)[1] == (
         "plan.stages[0].tp = 2: expected 1. tp cannot divide the family odd: "
         "layout.layers.0.attn.o = 'Mixer': expected a kind with a split form: Linear, Embedding, "
-        "LinearCrossEntropy, RowsLoss, Experts. "
+        "LinearCrossEntropy, RowsLoss, Experts, RMSNorm. "
         "It adds up over heads, of which each rank holds a part.\n"
         "      on the command line\n"
     )

@@ -100,6 +100,12 @@ def test_an_order_that_is_made_waits_with_no_weight_gradients() -> None:
     made = with_orders(plan("offload"), problem)
     assert made.time.step_s < problem.time(plan("offload")).step_s / 1.1
     assert not shortages(made.plan, problem)
+    kept = max(kept_on_hosts(plan("offload"), problem.memory).values())
+    part = options.memory_part * 2**30
+    tight = problem.on(ClusterView((replace(far, host_gib=1.6 * kept / part),)))
+    fits = with_orders(plan("offload"), tight)  # one more in flight, of two
+    assert not shortages(fits.plan, tight) and shortages(made.plan, tight)
+    assert fits.time.step_s < tight.time(plan("offload")).step_s / 1.1
 
 
 def test_longer_than_its_way_is_hidden() -> None:

@@ -18,6 +18,7 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MixtralConfig,
+    OlmoeConfig,
     PreTrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
@@ -100,6 +101,7 @@ THEIRS: dict[str, PreTrainedConfig] = {
         moe_intermediate_size=24,
         norm_topk_prob=True,
     ),
+    "olmoe": OlmoeConfig(**LLAMA_FIELDS, num_experts=6, num_experts_per_tok=2, norm_topk_prob=True),
     "gpt-2": GPT2Config(**GPT2_FIELDS),
     "gpt-2 untied, own width": GPT2Config(**GPT2_FIELDS, tie_word_embeddings=False, n_inner=72),
 }
@@ -193,6 +195,12 @@ OURS = {
         experts=ExpertsSpec(count=6, top_k=3, normed=False, shared_d_ff=40),
     ),
     "experts, qk norm": replace(LLAMA, qk_norm=True, experts=ExpertsSpec(count=6, top_k=2)),
+    "experts, norms over all heads": replace(
+        LLAMA,
+        qk_norm=True,
+        norms_all_heads=True,
+        experts=ExpertsSpec(count=6, top_k=2, normed=False),
+    ),
     "gpt2": GPT2,
     "gpt2 untied": replace(GPT2, tied=False, dropout=0.0, d_ff=72),
 }
@@ -279,7 +287,7 @@ FIELD_REFUSALS = {
         {"architectures": ["MambaForCausalLM"]},
         "config.json architectures = ['MambaForCausalLM']: expected one of LlamaForCausalLM, "
         "Qwen2ForCausalLM, Qwen3ForCausalLM, MixtralForCausalLM, Qwen2MoeForCausalLM, "
-        "Qwen3MoeForCausalLM, GPT2LMHeadModel.",
+        "Qwen3MoeForCausalLM, OlmoeForCausalLM, GPT2LMHeadModel.",
     ),
     "activation": (
         {"hidden_act": "relu"},

@@ -41,6 +41,7 @@ PUBLISHED = {
     ("llama", "mixtral-8x22b"): 140_630_071_296,
     ("llama", "qwen1.5-moe-a2.7b"): 14_315_784_192,
     ("llama", "qwen3-30b-a3b"): 30_532_122_624,
+    ("llama", "olmoe-1b-7b"): 6_919_161_856,
     ("gpt2", "small"): 124_439_808,
     ("gpt2", "medium"): 354_823_168,
     ("gpt2", "large"): 774_030_080,

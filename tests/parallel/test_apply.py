@@ -112,7 +112,7 @@ def test_a_kind_of_module_that_cannot_sum_in_parts_is_refused() -> None:
     }
     assert refusal(model(Convolution()), layout) == (
         "layout.down = 'Convolution': expected a kind with a split form: Linear, Embedding, "
-        "LinearCrossEntropy, RowsLoss, Experts. "
+        "LinearCrossEntropy, RowsLoss, Experts, RMSNorm. "
         "It adds up over d_ff, of which each rank holds a part."
     )
 

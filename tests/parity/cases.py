@@ -56,6 +56,8 @@ class Case:
     tied: bool = False
     experts: ExpertsSpec | None = None
     """Of llama; none by default."""
+    norms_all_heads: bool = False
+    """Of llama: queries and keys are normed so."""
     dropout: float = 0.0
     seq_len: int = 16
     domains: tuple[tuple[int, ...], ...] = ()
@@ -142,7 +144,10 @@ class Case:
         spec = replace(row, **heads).reduced()
         spec = replace(spec, num_layers=NUM_LAYERS, dropout=self.dropout)
         if self.family == "llama":
-            spec = replace(spec, tied=self.tied, experts=self.experts)
+            norms = self.norms_all_heads
+            spec = replace(
+                spec, tied=self.tied, experts=self.experts, qk_norm=norms, norms_all_heads=norms
+            )
         return Rehearsal(spec=spec, optim=OPTIM, seq_len=self.seq_len, seed=5)
 
 
@@ -205,6 +210,22 @@ ONE_BY_ONE = [
             (
                 "6F 2(F1 I1 W1) 2(I W) 4(F1 I1 W1 I W)",
                 "2(F F1) F 2(I1 I) F1 W1 F I1 I F1 2W1 I1 I F F1 W1 W F I1 I F1 W1 2W I1 I W1 3W",
+            ),
+        ),
+    ),
+    Case(
+        "pp2-lists-interleaved-tied",
+        shares=(6,),
+        dp=((1, 2),),
+        microbatch=1,
+        layers=((1, 1, 0, 2),),
+        schedule="interleaved",
+        zero=1,
+        tied=True,
+        lists=(
+            (
+                "3F 3F1 2B1 F B F F1 B B1 F F1 B1 F1 2B 2B1 2B",
+                "3F 2(F1 B1) B F1 B F B1 F1 F B1 F 2(F1 B) 2B1 2B",
             ),
         ),
     ),
@@ -589,6 +610,18 @@ HEADS = [
 
 _ADDING = ExpertsSpec(count=6, top_k=2, balance=0.05, z=0.01, shared_d_ff=8)
 _SIGMOID = ExpertsSpec(count=6, top_k=3, scores="sigmoid", normed=False)
+_BIASED = ExpertsSpec(
+    count=6,
+    top_k=2,
+    scores="sigmoid",
+    groups=3,
+    top_groups=2,
+    scale=1.7,
+    bias_step=0.4,
+    shared_d_ff=8,
+    shared_gate=False,
+)
+"""A step moves biases by as much as scores differ: it shows in the next one's choices."""
 EXPERTS = [
     Case("experts-dp2-zero2", shares=(6,), dp=((2,),), zero=2, experts=_ADDING),
     Case("experts-unlike-zero3", shares=(4, 2), dp=((2,), (1,)), zero=3, experts=_ADDING),
@@ -609,6 +642,26 @@ EXPERTS = [
         schedule="zb-h1",
         experts=_ADDING,
     ),
+    Case(
+        "experts-norms-tp4",
+        shares=(6,),
+        dp=((1, 1),),
+        tp=((4, 1),),
+        layers=((2, 2),),
+        num_kv_heads=2,
+        norms_all_heads=True,
+        experts=_ADDING,
+    ),
+    Case(
+        "experts-biased-zero3-pp2",
+        shares=(6,),
+        dp=((2, 1),),
+        layers=((2, 2),),
+        zero=3,
+        experts=_BIASED,
+    ),
+    Case("experts-biased-tp2", shares=(6,), dp=((1,),), tp=((2,),), experts=_BIASED),
+    Case("experts-biased-cp2", shares=(6,), dp=((1,),), cp=((2,),), experts=_BIASED),
     Case("experts-cp2", shares=(4,), dp=((1,),), cp=((2,),), experts=_SIGMOID),
 ]
 """Loads and large logits add to the loss of every stage; without loads samples may be divided."""

@@ -32,8 +32,10 @@ def test_matches_one_process(
         alone[key] = rehearse(pool.run, one_process(plan), rehearsal)
     reference = alone[key]
     assert len(set(reference.losses)) == rehearsal.steps, "the losses never changed"
-    result = difference(reference, rehearse(pool.run, plan, rehearsal))
+    found = rehearse(pool.run, plan, rehearsal)
+    result = difference(reference, found)
     assert result.largest < TOLERANCE, result
+    assert found.added == reference.added, "tokens by expert"
 
 
 def test_domains_in_fp32(pool: WorkerPool) -> None:

@@ -176,7 +176,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "chunks without interleaving": (
         {"stages": TWO, "chunks": 2},
-        'plan.chunks = 2: expected null where no schedule "interleaved" is left to it.',
+        'plan.chunks = 2: expected null where no schedule "interleaved" or "made" is left to it.',
     ),
     "chunks of another schedule": (
         {"pipelines": [{"stages": TWO, "schedule": "zb-v", "chunks": 3}]},

@@ -56,6 +56,21 @@ def test_the_planner_keeps_more_in_flight_before_a_slow_border() -> None:
     assert search(problem(gbit=100_000)).best.plan.pipelines[0].in_flight == ()
 
 
+def test_what_borders_cost_is_weighed_against_memory_and_recomputation() -> None:
+    """Of four nodes that a slow network joins, with next to no room. By its usual order a plan that
+    recomputes all is far behind; with more in flight it leads, and then what is even does."""
+    chips = ClusterView((pool("RTX4090", 24, 2, nodes=4, gbit=1),))
+    options = Options(micros=(1,), mixed_recompute=True, cuts_layers=True, in_flight=True)
+    work = Workload(spec=SIZES["llama3-8b"], seq_len=4096, samples=32)
+    slow = Problem(work, chips, options=options)
+    best = search(slow).best
+    (pipeline,), ((stages, _),) = best.plan.pipelines, slow.times(best.plan)
+    assert pipeline.num_microbatches == 32 and pipeline.order != pipeline.schedule
+    busy = [32 * sum(stages[n].whole_s for n in held) for held in pipeline.positions()]
+    assert max(busy) < 1.1 * sum(busy) / len(busy)
+    assert best.time.step_s < 1.2 * max(busy)
+
+
 def resolved(*overrides: str) -> Resolved:
     given = ["batch.samples=8", "batch.micro=1", "train.steps=1", *overrides]
     return resolve(load_config("debug", given), Cluster(nodes=(LAPTOP,)))

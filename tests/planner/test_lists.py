@@ -68,7 +68,7 @@ def test_others_are_refused(lists: tuple[str, ...], schedule: str, message: str)
 
 def test_the_planner_makes_them_where_they_save() -> None:
     """Two nodes behind a slow network: it takes less than any plan with a name, and fits."""
-    asked = problem(gbit=10)
+    asked = problem(gbit=20)
     free = replace(asked.options, schedules=Options().schedules)
     asked = replace(asked, options=free)
     named = search(replace(asked, options=replace(free, in_flight=False))).best

@@ -101,3 +101,13 @@ def test_a_number_of_queues_that_somebody_set_may_be_too_few(
     job = Job(config=now.config, plan=now.plan, out=tmp_path, last_step=1, threads=1)
     with pytest.raises(ConfigErrors, match=r"CUDA_DEVICE_MAX_CONNECTIONS = .none"):
         Replans(loaded, now, job).without([0])
+
+
+def test_one_rank_that_is_left_goes_on_though_nobody_is_to_be_balanced() -> None:
+    even = ["balance.every=5", "data.mask_documents=true", "data.balance_documents=true"]
+    loaded = load_config("debug", [*BATCH, *even, "plan.shares=[4,4]"])
+    now = resolve(loaded, Cluster(nodes=(replace(LAPTOP, chips=(H100, H100)),)))
+    left = plan_for_left(loaded, now, [1]).resolved
+    assert (left.plan.world_size, left.config.balance) == (1, None)
+    assert not left.config.data.balance_documents
+    assert loaded.config.data.balance_documents, "asked again of ranks that come back"

@@ -16,7 +16,8 @@ from weft.config.load import load_config
 from weft.elastic.pool import WorkerPool
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.planner.shares import balanced, shares_in_force, with_shares
+from weft.planner.shares import balanced, refuse_unbalanced, shares_in_force, with_shares
+from weft.planner.validate import validate_plan
 from weft.report.events import EVENTS_FILE, read_events
 from weft.resolve.resolve import resolve
 from weft.train.balance import PassTimer
@@ -98,16 +99,26 @@ def at_speeds(address: RankAddress, jobs: list[Job]) -> None:
         live(address, jobs)
 
 
+LISTS = ("3F B F 3B", "4(F B)")
+"""Of the first pipeline's four micro-batches."""
+
+
+def with_lists(given: Job) -> Job:
+    first, other = given.plan.pipelines
+    return replace(given, plan=replace(given.plan, pipelines=(replace(first, lists=LISTS), other)))
+
+
 def rows(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_shares_change_and_numbers_stay(tmp_path: Path, pool: WorkerPool) -> None:
-    """Losses, norms and data of every step, evaluations too; killed in between as well."""
+    """Losses, norms and data of every step, evaluations too; killed in between as well. A list is
+    made anew for each number of micro-batches, from times that no two runs measure alike."""
     whole, plain, parts = (tmp_path / name for name in ("whole", "plain", "parts"))
     asked = [*ASKED, EVERY]
     pool.run(live, [job(ASKED, plain, 8)], world_size=4)
-    pool.run(at_speeds, [job(asked, whole, 8)], world_size=4)
+    pool.run(at_speeds, [with_lists(job(asked, whole, 8))], world_size=4)
     expected, found = rows(plain), rows(whole)
     assert len(expected) == len(found) == 11
     for one, other in zip(expected, found, strict=True):
@@ -122,12 +133,16 @@ def test_shares_change_and_numbers_stay(tmp_path: Path, pool: WorkerPool) -> Non
     last = Plan.from_json((whole / "plan.json").read_text())
     assert [pipeline.samples for pipeline in last.pipelines] == [8, 4]
     assert "pipelines take 8, 4 s a step: of each batch they now have 6, 6" in events[0].message
+    assert [event.message.count("made anew: 1f1b") for event in events] == [1, 1, 1]
+    validate_plan(last, num_layers=last.num_layers, global_batch=12)
+    assert last.pipelines[0].num_microbatches == 4
 
     waits = json.loads((whole / "summary.json").read_text())["waits"]
     assert [(each["rank"], each["pipeline"]) for each in waits] == [(0, 0), (1, 0), (2, 0), (3, 1)]
     assert all("step totals" in each["waits_s"] for each in waits)
 
-    pool.run(at_speeds, [job(asked, parts, 5), job(asked, parts, 8)], world_size=4)
+    both = [with_lists(job(asked, parts, steps)) for steps in (5, 8)]
+    pool.run(at_speeds, both, world_size=4)
     losses_of = [[row["loss"] for row in rows(out) if "loss" in row] for out in (whole, parts)]
     assert losses_of[0] == losses_of[1], "shares were in force, so not one bit differs"
     again = [e for e in read_events(parts / EVENTS_FILE) if e.kind == "balance"]
@@ -173,10 +188,11 @@ def test_what_cannot_be_balanced_is_refused(overrides: list[str], message: str) 
     assert message in str(refused.value)
 
 
-def test_lists_are_made_for_one_number() -> None:
-    from weft.planner.shares import refuse_unbalanced
-
+def test_lists_beside_parts_of_the_head_stay() -> None:
     plan = plan_of(8, 8)
     first, other = plan.pipelines
-    with pytest.raises(ConfigError, match="null with lists in the plan"):
-        refuse_unbalanced(replace(plan, pipelines=(replace(first, lists=("F B",)), other)))
+    (whole,) = first.stages
+    parts = tuple(replace(whole, layers=(2, 2), head_rows=rows) for rows in ((0, 3), (3, 5)))
+    first = replace(first, stages=(whole, *parts), lists=("F B",))
+    with pytest.raises(ConfigError, match="null with lists for parts of the head"):
+        refuse_unbalanced(replace(plan, pipelines=(first, other)))

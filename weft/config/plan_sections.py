@@ -167,7 +167,8 @@ class PlanConfig(Section):
     flight, or a list, whichever is fastest. With `auto` it is what null is."""
     chunks: Count | None = None
     """Stages on each mesh with the schedule "interleaved"; null is 2. "zb-v" and "dualpipe-v"
-    always have 2, a first and a last one, and the others 1."""
+    always have 2, a first and a last one, and the others 1. "made" has 1 where this is null, and
+    lays 2 as either of them does, whichever is faster."""
     in_flight: InFlight | None = None
     """With `stages` and the schedule "1f1b": micro-batches whose forward is begun and whose
     backward is not done, on each mesh at most, first to last. More before a slow border hide its

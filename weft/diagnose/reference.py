@@ -23,6 +23,7 @@ from weft.models.registry import FAMILIES, param_specs
 from weft.nn.init import initial_values
 from weft.optim.registry import OPTIMIZERS
 from weft.plan.box import Box
+from weft.plan.model import ModelSpec
 
 
 def lacks_reference(rehearsal: Rehearsal) -> str:
@@ -48,12 +49,14 @@ def by_reference(rehearsal: Rehearsal, num_samples: int) -> Trace:
         param.name: initial_values(rehearsal.seed, param, Box.whole(param.shape), torch.float64)
         for param in param_specs(spec)
     }
-    optimizer = _optimizer(optim, params, reference.tables)
+    optimizer = _optimizer(optim, _trainable(spec, params), reference.tables)
     trained = {n: p for n, p in params.items() if p.requires_grad}
     limit = math.inf if optim.max_grad_norm is None else optim.max_grad_norm
     trace = Trace([], [], {}, {})
     for step in range(rehearsal.steps):
-        total, weight = reference.loss(spec, params, _samples(rehearsal, step, num_samples))
+        samples = _samples(rehearsal, step, num_samples)
+        settled = reference.settled(spec, params, samples)
+        total, weight = reference.loss(spec, params, samples)
         loss = total / weight if weight > 0 else 0 * total
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -63,11 +66,21 @@ def by_reference(rehearsal: Rehearsal, num_samples: int) -> Trace:
             group["lr"] = _learning_rate(optim, step, rehearsal.steps) * group["lr_scale"]
         if weight > 0:
             optimizer.step()
+            _settle(params, settled)
         grads = {n: _array(p.grad) for n, p in trained.items() if p.grad is not None}
         trace.earlier.append(grads)
     trace.grads.update(trace.earlier.pop() if trace.earlier else {})
-    trace.params.update((n, _array(p)) for n, p in trained.items())
+    trace.params.update((n, _array(p)) for n, p in params.items())
     return trace
+
+
+def _trainable(spec: ModelSpec, params: Params) -> dict[str, Tensor]:
+    return {param.name: params[param.name] for param in param_specs(spec) if param.trainable}
+
+
+def _settle(params: Params, values: Params) -> None:
+    for name, value in values.items():
+        params[name].copy_(value)
 
 
 def _optimizer(optim: OptimConfig, params: Params, tables: Set[str]) -> Optimizer:

@@ -74,6 +74,8 @@ class Trace:
     params: dict[str, Array]
     earlier: list[dict[str, Array]] = field(default_factory=list)
     """Gradients of the steps before the last, where they are kept."""
+    added: list[list[float]] = field(default_factory=list)
+    """By step, what forwards added to buffers."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def rehearse(run: RunsRanks, plan: Plan, rehearsal: Rehearsal) -> Trace:
     ranks = run(run_rank, plan, rehearsal, world_size=plan.world_size)
     grads = _together(rank.grads for rank in ranks)
     params = _together(rank.params for rank in ranks)
-    return Trace(ranks[0].losses, ranks[0].grad_norms, grads, params)
+    return Trace(ranks[0].losses, ranks[0].grad_norms, grads, params, added=ranks[0].added)
 
 
 def _together(ranks: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
@@ -195,8 +197,11 @@ def run_rank(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> Trace:
             built.engine.update(factor, result.weight)
             trace.losses.append(float(result.loss))
             trace.grad_norms.append(float(result.grad_norm))
-        for main, grad in ((m, g) for m, g in zip(mains, grads, strict=True) if m.owned):
-            for whole, piece in ((trace.grads, grad), (trace.params, _array(main.value))):
+            trace.added.append(result.added.tolist())
+        values = [(m, _array(m.value)) for m in (*mains, *built.gradients.frozen)]
+        found = ((trace.grads, zip(mains, grads, strict=True)), (trace.params, values))
+        for whole, pieces in found:
+            for main, piece in ((m, piece) for m, piece in pieces if m.owned):
                 whole.setdefault(main.spec.name, np.full(main.spec.shape, np.nan))
                 whole[main.spec.name][main.box.slices()] = piece
         built.gradients.fence()

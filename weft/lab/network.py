@@ -21,8 +21,11 @@ NOWHERE = "02:00:00:ff:ff:ff"
 """An Ethernet address that nobody has."""
 _BURST_S = 0.001
 _LEAST_BURST = 4096
-"""Bytes that a link which has rested carries at once; enough for two packets. More would make slow
-links free for whoever sends less than that now and then, as borders of pipelines do."""
+"""Bytes that a link which has rested carries at once: a packet. More would make slow links free
+for whoever sends less than that now and then, as borders of pipelines do."""
+_PACKET = 4000
+"""Bytes. A message that comes in over a slow link wakes its receiver with every packet, and that
+costs a chip which is a part of a core time that a device's own processor would not lack."""
 _QUEUE_MS = 100
 
 
@@ -33,6 +36,10 @@ def host_address(host: int) -> str:
 
 def _ethernet(host: int) -> str:
     return f"02:00:00:00:{host // 250:02x}:{host % 250 + 1:02x}"
+
+
+def _pair(one: str, other: str) -> str:
+    return f"link add {one} mtu {_PACKET} type veth peer name {other} mtu {_PACKET}"
 
 
 def shaping(port: str, link: LinkEntry) -> list[str]:
@@ -86,7 +93,7 @@ class Network:
         batch("ip", self._switch, [f"link add {bridge} type bridge", f"link set {bridge} up"])
         for host in hosts:
             port, name = f"host{host}", self.hosts[host]
-            pair = f"link add {port} type veth peer name {PORT} netns {name}"
+            pair = _pair(port, PORT) + f" netns {name}"
             joined = [f"link set {port} master {bridge}", f"link set {port} up"]
             batch("ip", self._switch, [pair, *joined])
             addressed = f"address add {host_address(host)}/16 dev {PORT}"
@@ -96,7 +103,7 @@ class Network:
             batch("tc", name, shaping(PORT, links.inside))
         if has_uplink:
             up, down = f"up{number}", f"down{number}"
-            pair = f"link add {up} type veth peer name {down}"
+            pair = _pair(up, down)
             ends = [f"link set {up} master {bridge}", f"link set {down} master spine"]
             raised = [f"link set {up} up", f"link set {down} up"]
             batch("ip", self._switch, [pair, *ends, *raised])

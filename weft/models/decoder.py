@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from weft.models.decoder_spec import DecoderSpec
 from weft.nn.context import Context
+from weft.nn.experts.feed_forward import no_tokens
 from weft.nn.losses import LinearCrossEntropy
 from weft.nn.rows_loss import FOUND, RowsLoss, merged
 from weft.nn.stage import (
@@ -183,9 +185,21 @@ class LanguageModelling:
         """Every token counts."""
         return float(seq_len)
 
-    def buffers(self, _spec: DecoderSpec) -> Sequence[Buffer]:
-        """None."""
-        return ()
+    def buffers(self, spec: DecoderSpec) -> Sequence[Buffer]:
+        """Of each layer of experts, how many tokens have gone to each of them."""
+        if spec.experts is None:
+            return ()
+        value, step = partial(no_tokens, spec.experts.count), spec.experts.bias_step
+        return [
+            Buffer(
+                name=f"{layer}.tokens",
+                rule="count",
+                value=value,
+                over="seq",
+                moves=None if step is None else (f"{layer}.router.bias", step),
+            )
+            for layer in (f"layers.{number}.ff" for number in range(spec.num_layers))
+        ]
 
 
 class NextToken:

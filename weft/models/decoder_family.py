@@ -170,6 +170,8 @@ def _params(spec: DecoderSpec, layout: Mapping[str, Layout]) -> list[ParamSpec]:
                 decay=len(dims) >= 2 and unit != "embed",
                 also=("head",) if module == "embed" and spec.tied else (),
                 inside=inside,
+                trainable=own not in entry.settled,
+                settled=own in entry.settled,
             )
             params.append(param)
     return params
@@ -199,7 +201,7 @@ def _shape(spec: DecoderSpec, layout_of: _LayoutOf) -> ModelShape:
     embedded = sum(param.numel for param in params if param.unit == "embed")
     experts, has_shared = spec.experts, 0
     if experts is not None:
-        has_shared = experts.shared_d_ff > 0  # and so a gate, a matrix of one row
+        has_shared = experts.shared_d_ff > 0 and experts.shared_gate  # a matrix of one row
     return ModelShape(
         num_layers=spec.num_layers,
         d_model=spec.d_model,

@@ -51,6 +51,8 @@ class DecoderSpec(ModelSpec):
     rope_scaling: RopeScaling | None = None
     qkv_bias: bool = False
     qk_norm: bool = False
+    norms_all_heads: bool = False
+    """With ``qk_norm``: over the channels of all heads together, not of each by itself."""
     experts: ExpertsSpec | None = None
 
     def reduced(self) -> Self:
@@ -73,6 +75,23 @@ class DecoderSpec(ModelSpec):
             "experts": None if experts is None else ExpertsSpec(**experts),
         }
         return cls(**{**data, **own})
+
+
+def check_experts(experts: ExpertsSpec) -> None:
+    """Refuse, as ConfigError, experts that no layer can have."""
+    if experts.top_k > experts.count:
+        expected = f"at most experts.count ({experts.count})"
+        raise ConfigError("model.experts.top_k", experts.top_k, expected)
+    if experts.count % experts.groups:
+        expected = f"a divisor of experts.count ({experts.count})"
+        raise ConfigError("model.experts.groups", experts.groups, expected)
+    if experts.top_groups > experts.groups:
+        expected = f"at most experts.groups ({experts.groups})"
+        raise ConfigError("model.experts.top_groups", experts.top_groups, expected)
+    reached = experts.count // experts.groups * experts.top_groups
+    if experts.top_k > reached:
+        expected = f"at most {reached}, the experts of {experts.top_groups} groups"
+        raise ConfigError("model.experts.top_k", experts.top_k, expected)
 
 
 def check_decoder(spec: DecoderSpec) -> None:

@@ -46,6 +46,8 @@ class Reference:
     """From the model's description: the sum of weight times loss, and the sum of weights."""
     tables: frozenset[str]
     """Parameters that are looked up in, not multiplied by: matrices without weight decay."""
+    settled: Callable[[Any, Params, Samples], Params] = lambda *_: {}
+    """New values, after a step with these samples, of parameters that no gradient changes."""
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, segments: Tensor) -> Tensor:

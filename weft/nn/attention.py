@@ -27,6 +27,7 @@ class Attention(nn.Module):
         bias: bool = False,
         out_bias: bool = False,
         qk_norm_eps: float | None = None,
+        norms_all_heads: bool = False,
     ) -> None:
         super().__init__()
         self.d_head = d_head
@@ -34,8 +35,11 @@ class Attention(nn.Module):
         self.k = nn.Linear(d_model, num_kv_heads * d_head, bias=bias)
         self.v = nn.Linear(d_model, num_kv_heads * d_head, bias=bias)
         self.o = nn.Linear(num_heads * d_head, d_model, bias=out_bias)
-        self.q_norm = None if qk_norm_eps is None else RMSNorm(d_head, qk_norm_eps)
-        self.k_norm = None if qk_norm_eps is None else RMSNorm(d_head, qk_norm_eps)
+        heads = (num_heads, num_kv_heads) if norms_all_heads else (1, 1)
+        self._norms_all_heads = norms_all_heads
+        self.q_norm, self.k_norm = (
+            None if qk_norm_eps is None else RMSNorm(many * d_head, qk_norm_eps) for many in heads
+        )
         self.core = Part(causal_attention)
 
     def forward(self, x: Tensor, turn: Rotation | None, packed: Packed | None) -> Tensor:
@@ -44,12 +48,17 @@ class Attention(nn.Module):
         ``turn`` rotates queries and keys (None: no rotary positions); ``packed`` says where
         documents begin (None: one a sample).
         """
-        q = self.q(x).unflatten(-1, (-1, self.d_head))  # [batch, seq, heads, d_head]
-        k = self.k(x).unflatten(-1, (-1, self.d_head))
+        q = self._normed(self.q(x), self.q_norm)  # [batch, seq, heads, d_head]
+        k = self._normed(self.k(x), self.k_norm)
         v = self.v(x).unflatten(-1, (-1, self.d_head))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
         if turn is not None:
             q, k = rotate(q, turn), rotate(k, turn)
         result: Tensor = self.o(self.core(q, k, v, packed).flatten(2))
         return result
+
+    def _normed(self, x: Tensor, norm: nn.Module | None) -> Tensor:
+        """``[batch, seq, heads * d_head]`` to ``[batch, seq, heads, d_head]``."""
+        if norm is not None and self._norms_all_heads:
+            x = norm(x)
+        heads: Tensor = x.unflatten(-1, (-1, self.d_head))  # type: ignore[no-untyped-call]
+        return heads if norm is None or self._norms_all_heads else norm(heads)

@@ -109,13 +109,20 @@ class Buffer:
 
     name: str
     """Dotted name in the unsplit model."""
-    rule: Literal["constant", "sum", "mean"]
+    rule: Literal["constant", "sum", "mean", "count"]
     """``constant``: forwards leave it alone. ``sum``: what the forwards of a step add to it is
     summed over the whole batch. ``mean``: that sum, divided by the samples of the batch, takes the
-    place of a part ``momentum`` of its value."""
+    place of a part ``momentum`` of its value. ``count``: that sum is told of the step, in whole
+    numbers, and the value stays."""
     value: Callable[[], Tensor]
     """Where it starts."""
     momentum: float = 1.0
+    over: str = ""
+    """What is added of a sample is a sum over this dimension of it: who computes a part of it adds
+    a part. Empty: what is added is of whole samples alone, and nobody may compute a part."""
+    moves: tuple[str, float] | None = None
+    """A parameter that a ``count`` settles, of its shape, and how far: up where the count is below
+    the mean, down where it is above."""
 
 
 Call = Callable[..., Any]

@@ -52,7 +52,8 @@ def marked(optim: OptimConfig, specs: Sequence[ParamSpec]) -> list[ParamSpec]:
         if group is None:
             found.append(spec)
         else:
-            found.append(replace(spec, trainable=group.trainable, fp8=group.fp8))
+            trainable = group.trainable and not spec.settled
+            found.append(replace(spec, trainable=trainable, fp8=group.fp8))
     if found and not any(spec.trainable for spec in found):
         raise ConfigError("optim.groups", "all frozen", "at least one parameter that is trained")
     return found

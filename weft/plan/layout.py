@@ -77,6 +77,8 @@ class Layout:
     """Name of its class, where it sums or mixes: axes know forms of modules by kind."""
     params: Mapping[str, tuple[Dim, ...]] = field(default_factory=dict)
     """Dimensions of its own parameters."""
+    settled: tuple[str, ...] = ()
+    """Those of its parameters that what forwards count changes, not updates."""
     sums: Dim | None = None
     """The dimension over which it adds up. A rank that holds a part of it makes a term."""
     mixes: Dim | None = None

@@ -39,8 +39,19 @@ class ExpertsSpec:
     scores: Literal["softmax", "sigmoid"] = "softmax"
     normed: bool = True
     """The shares of those add up to one."""
+    groups: int = 1
+    """Consecutive ones, as many each."""
+    top_groups: int = 1
+    """Those that a token's experts are of: where the two greatest scores add up to most."""
+    scale: float = 1.0
+    """Shares are multiplied by it."""
+    bias_step: float | None = None
+    """By how much a step moves each expert's bias, which is added to scores for the choice alone
+    (arXiv 2408.15664); None: there is none."""
     shared_d_ff: int = 0
     """Width of one that every token visits besides; 0: none."""
+    shared_gate: bool = True
+    """That one's result is multiplied by what a gate of its own says."""
     balance: float = 0.0
     """Factor of the loss of unequal loads (``weft.nn.experts.gates.balance_loss``)."""
     z: float = 0.0
@@ -106,6 +117,8 @@ class ParamSpec:
     """A linear layer with it multiplies in eight bits, where the precision has products that do."""
     inside: bool = False
     """It belongs to the second part of its layer."""
+    settled: bool = False
+    """Not updates change it, but what forwards counted in a step; in fp32 at least."""
 
     @property
     def numel(self) -> int:

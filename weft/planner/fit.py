@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 from weft.cluster.cluster import HOST, Chip
+from weft.cost.activations import stage_away
+from weft.cost.choice import choice_of
 from weft.cost.memory import Memory
+from weft.models.registry import shape_of
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.planner.problem import Problem
 from weft.recompute.asked import computed_again
+from weft.schedules.known import Pattern, held_at_peak
 
 CHECKPOINTING = "activation checkpointing"
 """What most call it that layers are computed again in backward, from what each was given."""
@@ -58,10 +63,33 @@ def short_hosts(plan: Plan, problem: Problem) -> Iterator[Shortage]:
     for p, s, stage in plan.stages():
         pool = problem.cluster.pool_of(stage.mesh.ranks[0])
         need = max(kept.get(rank, 0.0) for rank in stage.mesh.ranks) / 2**30
-        room = problem.options.memory_part * (pool.host_gib or 0.0) / pool.chips_per_node
+        room = _of_host_gib(stage, problem)
         if need > room:
             key = f"pipelines[{p}].stages[{s}]"
             yield Shortage(key, pool.chip, need, room, on_host=True)
+
+
+def _of_host_gib(stage: StagePlan, problem: Problem) -> float:
+    """Of a host's memory, for each of its chips."""
+    pool = problem.cluster.pool_of(stage.mesh.ranks[0])
+    return problem.options.memory_part * (pool.host_gib or 0.0) / pool.chips_per_node
+
+
+def with_room_on_hosts(plan: Plan, number: int, problem: Problem) -> tuple[float, ...]:
+    """By position of a pipeline, microbatches of its stages for which hosts have room, where they
+    keep activations of those in flight."""
+    kept, pipeline = kept_on_hosts(plan, problem.memory), plan.pipelines[number]
+    work, found = problem.workload, []
+    held_by = held_at_peak(Pattern.of(pipeline))
+    for stages, held in zip(pipeline.positions(), held_by, strict=True):
+        first = pipeline.stages[stages[0]]
+        choices = [choice_of(pipeline, stage, work.seq_len) for stage in stages]
+        shape = shape_of(work.spec)
+        away = max(each.passes * stage_away(shape, each.work) for each in choices)
+        used = max(kept.get(rank, 0.0) for rank in first.mesh.ranks)
+        left = _of_host_gib(first, problem) * 2**30 - used
+        found.append(sum(held) + left // away if away else inf)
+    return tuple(found)
 
 
 def kept_on_hosts(

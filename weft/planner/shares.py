@@ -51,8 +51,26 @@ def with_shares(plan: Plan, samples: Sequence[int]) -> Plan:
     return replace(plan, pipelines=tuple(replace(p, samples=many) for p, many in both))
 
 
+def as_in(plan: Plan, other: Plan) -> Plan:
+    """The same with the samples of another's pipelines, and with the orders made for them."""
+    return replace(
+        plan,
+        pipelines=tuple(
+            replace(
+                p,
+                samples=theirs.samples,
+                schedule=theirs.schedule,
+                in_flight=theirs.in_flight,
+                lists=theirs.lists,
+            )
+            for p, theirs in zip(plan.pipelines, other.pipelines, strict=True)
+        ),
+    )
+
+
 def shares_in_force(plan: Plan, saved: object) -> Plan:
-    """The plan with the samples that a checkpoint's has, where nothing else of it is another."""
+    """The plan with the samples that a checkpoint's has, and with the lists that were made for
+    them, where nothing else of it is another."""
     try:
         before = Plan.from_json(json.dumps(saved))
     except (AttributeError, KeyError, TypeError, ValueError):  # another version's
@@ -61,6 +79,9 @@ def shares_in_force(plan: Plan, saved: object) -> Plan:
     if len(samples) != len(plan.pipelines) or sum(samples) != plan.global_batch:
         return plan
     found = with_shares(plan, samples)
+    both = zip(found.pipelines, before.pipelines, strict=True)
+    made = tuple(theirs if mine.lists else mine for mine, theirs in both)
+    found = as_in(found, replace(found, pipelines=made))
     return found if found == before else plan
 
 
@@ -78,10 +99,12 @@ def refuse_unbalanced(plan: Plan) -> None:
         raise ConfigError(key, value, "null with sites", "Numbers would depend on chips' speed.")
     for p, pipeline in enumerate(plan.pipelines):
         several = len(pipeline.positions()) > 1
-        if pipeline.lists:
-            hint = f"Those of pipelines[{p}] are made for {pipeline.num_microbatches} micro-batches"
-            hint += ": plan.schedule=1f1b leaves them out."
-            raise ConfigError(key, value, "null with lists in the plan", hint)
+        if pipeline.lists and pipeline.heads:
+            hint = (
+                f"Those of pipelines[{p}] are for {pipeline.num_microbatches} micro-batches, and "
+            )
+            hint += "none are made for parts of the head: leave lists out."
+            raise ConfigError(key, value, "null with lists for parts of the head", hint)
         if any(stage.zero == 3 and stage.passes > 1 for stage in pipeline.stages):
             hint = f"Ranks of pipelines[{p}] would gather for unlike numbers of passes in a last "
             hint += "micro-batch of few samples: passes=1, or zero=2."

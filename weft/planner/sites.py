@@ -131,6 +131,18 @@ def refuse_idle_fragments(asked: SitesConfig | None, num_units: int) -> None:
         raise ConfigError("sites.fragments", asked.fragments, expected)
 
 
+def refuse_settled(plan: Plan, names: Sequence[str]) -> None:
+    """``names``: of parameters that what forwards count settles, which sites do not hand on.
+
+    Raises:
+        ConfigError: there are sites, and such parameters.
+    """
+    if plan.sites and names:
+        hint = "model.experts.bias_step: null trains without."
+        expected = f"null, as each would settle {names[0]} by what it alone counts"
+        raise ConfigError("sites", len(plan.sites), expected, hint)
+
+
 def _lists(sets: Sets) -> list[list[int]]:
     return [list(each) for each in sets]
 

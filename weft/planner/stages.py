@@ -39,7 +39,8 @@ def pipelines_of(plan: PlanConfig, shares: Sequence[int]) -> tuple[PipelineConfi
 
 
 def made_of(plan: PlanConfig) -> set[int]:
-    """Numbers of the pipelines whose order is to be made, which are laid out as by default."""
+    """Numbers of the pipelines whose order is to be made, which are laid out as by default: one
+    stage a mesh, or interleaved where there are several."""
     several = [(p, each) for p, each in enumerate(pipelines_of(plan, ())) if len(each.stages) > 1]
     return {p for p, asked in several if (asked.schedule or plan.schedule) == MADE}
 
@@ -138,18 +139,23 @@ def _layout(plan: PlanConfig, asked: PipelineConfig, where: str) -> _Layout:
     count = len(asked.stages)
     if count == 1:
         return _Layout(DEFAULT_SCHEDULE, 1, (0,))
-    schedule = asked.schedule or plan.schedule or DEFAULT_SCHEDULE
-    if schedule == MADE:
+    said = schedule = asked.schedule or plan.schedule or DEFAULT_SCHEDULE
+    if said == MADE:
         _refuse_beside_made(asked, where)
-        schedule = DEFAULT_SCHEDULE
-    chunks = _chunks(plan, asked, where, schedule)
+        schedule = _with_chunks()[0] if asked.chunks or plan.chunks else DEFAULT_SCHEDULE
+    chunks = _chunks(plan, asked, where, schedule, said)
     positions = SCHEDULES[schedule].placement(count, chunks * count)
     mesh_of = {stage: mesh for mesh, stages in enumerate(positions) for stage in stages}
     return _Layout(schedule, chunks, tuple(mesh_of[stage] for stage in range(chunks * count)))
 
 
-def _chunks(plan: PlanConfig, asked: PipelineConfig, where: str, schedule: str) -> int:
-    """Stages on each mesh of a pipeline of several."""
+def _with_chunks() -> list[str]:
+    """Schedules that may have several stages on each mesh, as many as one likes."""
+    return [name for name, known in SCHEDULES.items() if known.any_chunks]
+
+
+def _chunks(plan: PlanConfig, asked: PipelineConfig, where: str, schedule: str, said: str) -> int:
+    """Stages on each mesh of a pipeline of several; ``said``: the schedule that is asked for."""
     if not SCHEDULES[schedule].any_chunks:
         if asked.chunks is not None:
             expected = f'null with the schedule "{schedule}"'
@@ -159,7 +165,7 @@ def _chunks(plan: PlanConfig, asked: PipelineConfig, where: str, schedule: str) 
     if chunks == 1:
         key = "plan.chunks" if asked.chunks is None else f"{where}chunks"
         hint = f'With one stage on each mesh, "{DEFAULT_SCHEDULE}" is the same.'
-        raise ConfigError(key, chunks, f'at least 2 with the schedule "{schedule}"', hint)
+        raise ConfigError(key, chunks, f'at least 2 with the schedule "{said}"', hint)
     return chunks
 
 
@@ -281,7 +287,6 @@ def _refuse_on_one_stage(asked: PipelineConfig, where: str) -> None:
 
 def _refuse_beside_made(asked: PipelineConfig, where: str) -> None:
     for name, hint in (
-        ("chunks", "Each mesh has one stage."),
         ("in_flight", "It is made too."),
         ("head", "No order is made for parts of the head."),
     ):
@@ -298,7 +303,7 @@ def _refuse_idle_keys(plan: PlanConfig, pipelines: Sequence[PipelineConfig]) -> 
         hint = "Leave it out, or write plan.schedule=null where a recipe has it."
         raise ConfigError("plan.schedule", plan.schedule, expected, hint)
     schedules = [pipeline.schedule or plan.schedule for pipeline in several if not pipeline.chunks]
-    with_chunks = [name for name, known in SCHEDULES.items() if known.any_chunks]
+    with_chunks = [*_with_chunks(), MADE]
     if plan.chunks is not None and not set(with_chunks) & set(schedules):
         names = " or ".join(f'"{name}"' for name in with_chunks)
         expected = f"null where no schedule {names} is left to it"

@@ -67,6 +67,9 @@ class StepMetrics:
     are not given out by work."""
     imbalance_in_order: float | None = None
     """Likewise if they were given out in their order."""
+    tokens_per_expert: Mapping[str, list[int]] | None = None
+    """By layer, how many choices of the step's tokens went to each expert. None: the model has no
+    experts, or the step is none of those that are logged."""
 
     @property
     def mfu_of_measured(self) -> float | None:
@@ -175,17 +178,27 @@ def _read(kind: type[Metrics], record: Mapping[str, Any]) -> Metrics:
     return kind(**values)
 
 
-def _value(value: object, written: Any) -> float | None:
+def _value(value: object, written: Any) -> Any:
     """A field whose type is ``written`` so: NaN, 0 or None for what is missing or no number that a
     run may have."""
     if value is None and written.endswith("None"):
         return None
+    if written.startswith("Mapping"):
+        return value if _are_counts(value) else None
     if written.startswith("int"):
         return value if isinstance(value, int) and abs(value) < 2**63 else 0
     try:
         return float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:  # an integer beyond all floats
         return math.nan
+
+
+def _are_counts(value: object) -> bool:
+    """Lists of whole numbers by name."""
+    return isinstance(value, dict) and all(
+        isinstance(each, list) and all(type(number) is int and number >= 0 for number in each)
+        for each in value.values()
+    )
 
 
 def replace_text(path: Path, text: str) -> None:

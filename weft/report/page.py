@@ -26,6 +26,7 @@ from weft.planner.naming import elsewhere
 from weft.recompute.asked import in_short
 from weft.report.charts import charts, steps_per_point
 from weft.report.events import EVENTS_FILE
+from weft.report.experts_part import experts_part
 from weft.report.goodput_part import goodput_part
 from weft.report.html import NOT_RECORDED, Tile, render
 from weft.report.metrics import EvalMetrics, StepMetrics, perplexity, replace_text
@@ -103,6 +104,7 @@ def _render(run: RunFiles) -> str:
         prediction_headers=HEADERS,
         prediction=prediction_rows(run.summary),
         prediction_note=prediction_note(run.summary),
+        experts=attempt("metrics.jsonl", lambda: experts_part(run.steps)),
         profile=attempt("profile", lambda: run.profile and profile_part(run.profile)),
         samples=_samples(run),
         samples_step=number(run.summary, "step"),

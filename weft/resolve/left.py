@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from weft.config.load import Loaded
 from weft.config.sections import Config
 from weft.plan.plan import Plan
 from weft.planner.search import NoPlan
+from weft.planner.shares import refuse_unbalanced
 from weft.planner.sites import sites_still, without_lost
 from weft.resolve.planned import Chosen, choose, resources_of_facts, resources_of_ranks
 from weft.resolve.resolve import Resolved, resolve
@@ -57,7 +58,8 @@ def plan_for_left(loaded: Loaded, now: Resolved, left: Sequence[int]) -> Left:
             chosen = choose(config, replace(there, may_idle=True))
     except ConfigError as error:
         raise loaded.place(error) from error
-    resolved = resolve(loaded, cluster, plan=chosen.plan, why=chosen.notes)
+    asked = asking_of(loaded, chosen.plan)
+    resolved = resolve(asked, cluster, plan=chosen.plan, why=chosen.notes)
     seats = tuple(left[: chosen.plan.world_size])
     return Left(resolved=resolved, seats=seats, why=chosen.notes[0])
 
@@ -86,9 +88,25 @@ def sites_left(now: Plan, left: Sequence[int]) -> tuple[Plan, str, tuple[int, ..
 
 
 def asking_of(loaded: Loaded, plan: Plan) -> Loaded:
-    """Of the sites that a plan has, which may be none any more."""
-    still = sites_still(loaded.config.sites, plan)
-    return replace(loaded, config=loaded.config.model_copy(update={"sites": still}))
+    """What has an effect still with a plan for fewer ranks: of the sites those that it has, and a
+    balance where there are several to balance."""
+    from weft.data.even import refuse_one_part  # which imports numpy
+
+    config = loaded.config
+    data = config.data
+    if data.balance_documents and _refuses(refuse_one_part, plan):
+        data = data.model_copy(update={"balance_documents": False})
+    balance = None if _refuses(refuse_unbalanced, plan) else config.balance
+    still = {"sites": sites_still(config.sites, plan), "balance": balance, "data": data}
+    return replace(loaded, config=config.model_copy(update=still))
+
+
+def _refuses(refuse: Callable[[Plan], None], plan: Plan) -> bool:
+    try:
+        refuse(plan)
+    except ConfigError:
+        return True
+    return False
 
 
 def _chips_of(now: Resolved, left: Sequence[int]) -> tuple[Cluster, list[str]]:

@@ -39,7 +39,7 @@ from weft.planner.casts import refuse_idle_cast, with_casts
 from weft.planner.domains import idle_zero_notes, nodes_of, refuse_idle_domains, with_domains
 from weft.planner.problem import Workload
 from weft.planner.shares import refuse_unbalanced
-from weft.planner.sites import refuse_idle_fragments, with_sites
+from weft.planner.sites import refuse_idle_fragments, refuse_settled, with_sites
 from weft.planner.stages import made_of, pipelines_of, staged_plan
 from weft.planner.validate import (
     refuse_idle_heads,
@@ -369,6 +369,7 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     refuse_idle_zero(plan, tied=tied)
     trained = (param for param in marked(config.optim, param_specs(spec)) if param.trainable)
     refuse_idle_fragments(config.sites, len({param.unit for param in trained}))
+    refuse_settled(plan, [param.name for param in param_specs(spec) if param.settled])
     refuse_idle_domains(plan, tied=tied)
     refuse_tiers(plan, config)
     refuse_unrun_axes(plan, spec)

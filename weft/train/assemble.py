@@ -157,6 +157,7 @@ def assemble(
     }
     share = Share(rank_plan, comm, stored, hollow)
     stages = {number: source.stage(number, share) for number in rank_plan.stages}
+    buffers = RunningBuffers(source.buffers, stages.values(), rank_plan)
     comm.open_groups(axis_groups(plan))
     params = local_params(list(stages.values()), source.specs, stored)
     gradients = gradient_path(
@@ -183,7 +184,7 @@ def assemble(
     loss_scale = LossScale(comm.device) if scaled else None
     executor = Executor(
         rank_plan,
-        _computation(source, rank_plan, stages, gradients, params),
+        _computation(source, rank_plan, stages, gradients, params, buffers=buffers),
         comm,
         gradients,
         scale=scale,
@@ -207,7 +208,7 @@ def assemble(
 
 def _refuse_shared_buffers(plan: Plan, buffers: Sequence[Buffer]) -> None:
     """Ranks that compute the same samples in parts would each add a part, or each add all."""
-    running = [buffer for buffer in buffers if buffer.rule != "constant"]
+    running = [buffer for buffer in buffers if buffer.rule != "constant" and not buffer.over]
     shares = any(not plan.rank_plan(rank).counts_samples for rank in plan.ranks)
     if running and shares:
         expected = "constant in a plan whose ranks divide a sample's computation"
@@ -304,6 +305,8 @@ def _computation(
     stages: Mapping[int, Stage],
     gradients: Gradients,
     params: Sequence[LocalParam],
+    *,
+    buffers: RunningBuffers,
 ) -> Computation:
     """What the executor runs: stages that gather in time, in passes, and the objective."""
     asked = rank_plan.pipeline_plan.stages
@@ -315,9 +318,6 @@ def _computation(
     }
     gradients.is_told_of_skips = bool(attendances)
     last = len(asked) - 1
-    buffers = RunningBuffers(
-        source.buffers, [stage.module for stage in stages.values()], rank_plan.plan.global_batch
-    )
     objective, part = None, None
     heads = rank_plan.pipeline_plan.heads
     for number in stages.keys() & {*heads}:

@@ -48,6 +48,8 @@ class StepResult:
     """Sum of the numbers by which ranks asked for something after this step."""
     data: Tensor
     """Fingerprint of the global batch, an integer; see ``Batch.fingerprint``."""
+    added: Tensor
+    """What ``passes`` gave beside its two sums, summed over the job."""
     skipped: Tensor | None = None
     """Bool: gradients overflowed and nothing changed; a smaller loss scale may help."""
     loss_scale: Tensor | None = None
@@ -72,8 +74,9 @@ class Engine(Generic[M]):
     """A step without a finite loss and gradient norm changes nothing."""
     loss_scale: LossScale | None = None
     """By which ``passes`` scales gradients more."""
-    settle: Callable[[Tensor], None] | None = None
-    """Takes what ``passes`` gives beside its two sums, summed over the job."""
+    settle: Callable[[Tensor, Tensor], None] | None = None
+    """Takes what ``passes`` gives beside its two sums, summed over the job, and the factor of the
+    step's gradients."""
     meet: Callable[[Tensor], None] | None = None
     """Called after each update with the sum of weights: parameters may meet those of other sites,
     and nothing else here knows of them."""
@@ -98,8 +101,6 @@ class Engine(Generic[M]):
         self.comm.all_reduce(totals, name="step totals")
         loss, weight = totals[:2]
         squared_norm, all_asked, read = totals[-3:]
-        if self.settle is not None:
-            self.settle(totals[2:-3])
         some = weight > 0
         to_mean = torch.where(some, self.expected_weight / weight, 0.0)
         if self.loss_scale is not None:
@@ -111,13 +112,15 @@ class Engine(Generic[M]):
         mean = torch.where(some, loss / weight, 0.0)
         if self.skips_non_finite:  # of all ranks' totals, so all ranks alike
             factor = torch.where(norm.isfinite() & mean.isfinite(), factor, 0.0)
-        result = StepResult(mean, weight, norm, all_asked, read)
-        if self.loss_scale is None:
-            return result, factor
-        finite = norm.isfinite()
-        skipped = self.loss_scale.settle(finite)
-        scale = self.loss_scale.value.clone()
-        return replace(result, skipped=skipped, loss_scale=scale), torch.where(finite, factor, 0.0)
+        result = StepResult(mean, weight, norm, all_asked, read, totals[2:-3])
+        if self.loss_scale is not None:
+            finite = norm.isfinite()
+            skipped = self.loss_scale.settle(finite)
+            result = replace(result, skipped=skipped, loss_scale=self.loss_scale.value.clone())
+            factor = torch.where(finite, factor, 0.0)
+        if self.settle is not None:
+            self.settle(result.added, factor)
+        return result, factor
 
     def update(self, factor: Tensor, weight: Tensor) -> None:
         """One optimizer update. A batch whose weights are all zero changes nothing.

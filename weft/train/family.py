@@ -121,10 +121,12 @@ def _stage(spec: ModelSpec, buffers: Sequence[Buffer], number: int, share: Share
     model = stage.module
     _fill_buffers(model, buffers, share.comm.device)
     role = PRECISIONS[asked.precision].parameters
+    settled = {param.name for param in param_specs(spec) if param.settled}
     for name, _ in list(model.named_parameters()):
         owner, _, leaf = name.rpartition(".")
         size = share.stored[name].size
-        empty = torch.empty(size, dtype=role.dtype, device=share.comm.device)
+        dtype = torch.promote_types(role.dtype, torch.float32) if name in settled else role.dtype
+        empty = torch.empty(size, dtype=dtype, device=share.comm.device)
         if name in share.hollow:
             empty.untyped_storage().resize_(0)
         model.get_submodule(owner).register_parameter(leaf, nn.Parameter(empty))

@@ -71,6 +71,8 @@ class StepNumbers:
     """Fingerprint of the global batch."""
     evened: Evened = (None, None)
     """As ``Batch.evened``."""
+    added: Sequence[float] = ()
+    """As ``StepResult.added``."""
     seconds: float
     """From asking for the batch to the end of the update; of steps read together the mean."""
     ended: float
@@ -221,7 +223,8 @@ def waits_for_reads(plan: Plan) -> bool:
 
 
 Row = list[float]
-"""Numbers of a step: loss, norm of gradients, weight of its samples, what was asked, its data."""
+"""Numbers of a step: loss, norm of gradients, weight of its samples, what was asked, its data, and
+what forwards added to buffers."""
 
 
 def of_all_sites(run: Run, rows: list[Row]) -> list[Row]:
@@ -267,6 +270,8 @@ class Reader:
         self._results: list[Tensor] = []
         self._steps: list[tuple[int, float, Evened]] = []
         self._began = 0.0
+        self._known = 0
+        """Numbers of a row before those that forwards added."""
 
     def begin(self) -> None:
         """A step begins."""
@@ -278,7 +283,8 @@ class Reader:
         row = [result.loss, result.grad_norm, result.weight, result.asked, result.data]
         if result.skipped is not None and result.loss_scale is not None:
             row += [result.skipped.to(result.loss), result.loss_scale.to(result.loss)]
-        self._results.append(torch.stack(row))
+        self._known = len(row)
+        self._results.append(torch.cat([torch.stack(row), result.added]))
         evened = (None, None) if batch.evened is None else batch.evened.tolist()
         self._steps.append((step, lr, evened))
         if step not in self._edges and all(step % steps for steps in self._every):
@@ -293,17 +299,18 @@ class Reader:
                 lr=rate,
                 loss=loss,
                 grad_norm=grad_norm,
-                skipped=bool(scaled and scaled[0]),
-                loss_scale=scaled[1] if scaled else None,
+                skipped=self._known > 5 and bool(more[0]),
+                loss_scale=more[1] if self._known > 5 else None,
                 stop=asked % SAVE_ASKED,
                 save=asked % MOVE_ASKED >= SAVE_ASKED,
                 move=asked >= MOVE_ASKED,
                 data=int(data),
                 evened=evened,
+                added=more[self._known - 5 :],
                 seconds=seconds,
                 ended=now - (step - done) * seconds,
             )
-            for (done, rate, evened), (loss, grad_norm, _, asked, data, *scaled) in zip(
+            for (done, rate, evened), (loss, grad_norm, _, asked, data, *more) in zip(
                 self._steps, rows, strict=True
             )
         ]

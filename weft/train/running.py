@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 
@@ -33,7 +33,7 @@ from weft.resolve.peaks import Peak, in_words, peak_of_all
 from weft.train.agreeing import Agreed
 from weft.train.balance import balance_now_and_then
 from weft.train.job import Job
-from weft.train.loop import Evaluation, Hook, Run, StepRecord, evaluate, train
+from weft.train.loop import Evaluation, Hook, Run, StepNumbers, StepRecord, evaluate, train
 from weft.train.pace import Pace
 from weft.train.profiling import Profile
 from weft.train.run_folder import LOGS, write_text
@@ -243,8 +243,7 @@ def log_metrics(
 
     def hook(record: StepRecord) -> None:
         nonlocal memory_gib, is_warned
-        is_edge = record.step in (run.first_step + 1, run.last_step)
-        if is_edge or record.step % run.config.train.log_every == 0:
+        if _is_logged(run, record.step):
             memory_gib = _asked_all(run, record.step, pace)
         for numbers in record.read if run.is_main else ():
             metrics = StepMetrics(
@@ -265,6 +264,7 @@ def log_metrics(
                 data=numbers.data,
                 imbalance_in_order=numbers.evened[0],
                 imbalance=numbers.evened[1],
+                tokens_per_expert=_tokens_per_expert(run, numbers),
                 elapsed_s=numbers.ended - started,
             )
             for writer in writers:
@@ -278,6 +278,19 @@ def log_metrics(
                 )
 
     return hook
+
+
+def _is_logged(run: Run, step: int) -> bool:
+    is_edge = step in (run.first_step + 1, run.last_step)
+    return is_edge or step % run.config.train.log_every == 0
+
+
+def _tokens_per_expert(run: Run, numbers: StepNumbers) -> Mapping[str, list[int]] | None:
+    """By layer; None without experts, and between steps that are logged."""
+    if not _is_logged(run, numbers.step):
+        return None
+    counts = run.built.executor.buffers.counts(numbers.added)
+    return {name.split(".")[1]: each for name, each in counts.items()} or None
 
 
 def _asked_all(run: Run, step: int, pace: Pace | None) -> float:

@@ -23,6 +23,7 @@ class TensorParallel(Axis):
             "LinearCrossEntropy": "VocabCrossEntropy",
             "RowsLoss": "VocabRowsLoss",
             "Experts": "SplitExperts",
+            "RMSNorm": "SplitNorm",
         }
     )
 

@@ -50,9 +50,20 @@ class ExpertsConfig(Section):
     """What a gate makes of its logits: over all experts, or of each by itself."""
     normed: Flag = True
     """The shares of a token's experts add up to one."""
+    groups: Count = 1
+    """Consecutive experts, as many in each."""
+    top_groups: Count = 1
+    """Groups that a token's experts are of: those whose two greatest scores add up to most."""
+    scale: Positive = 1.0
+    """Shares are multiplied by it."""
+    bias_step: Annotated[float, Field(ge=0)] | None = None
+    """By how much each step moves a bias of every expert, up where fewer tokens than the mean have
+    chosen it, over the whole job, and down where more: with it scores choose, and shares are
+    without (arXiv 2408.15664). 0: it stays. null: there is none."""
     shared_d_ff: Annotated[int, Field(ge=0)] = 0
-    """Width of an expert that every token visits besides, behind a gate of its own (Qwen 1.5 MoE);
-    0: none."""
+    """Width of an expert that every token visits besides; 0: none."""
+    shared_gate: Flag = True
+    """That one's result is multiplied by what a gate of its own says (Qwen 1.5 MoE)."""
     balance: Annotated[float, Field(ge=0)] = 0.0
     """Factor of the loss of unequal loads, of each sample by itself: no plan changes it."""
     z: Annotated[float, Field(ge=0)] = 0.0
@@ -84,6 +95,10 @@ LlamaConfig = create_model(
     qk_norm=(
         Flag | None,
         Field(None, description="Queries and keys are normed, as in Qwen 3."),
+    ),
+    norms_all_heads=(
+        Flag | None,
+        Field(None, description="With qk_norm: all heads together, as in OLMoE, not each."),
     ),
     experts=(
         ExpertsConfig | None,

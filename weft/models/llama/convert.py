@@ -1,4 +1,4 @@
-"""Llama, Qwen 2, Qwen 3 and their mixtures of experts as Hugging Face writes them. No torch."""
+"""Llama, Qwen 2, Qwen 3 and mixtures of experts like them as Hugging Face writes them. No torch."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _BLOCK = {
 }
 _DENSE = {f"ff.{x}.weight": f"mlp.{x}_proj.weight" for x in ("gate", "up", "down")}
 _ARCHITECTURES = {
-    "LlamaForCausalLM": (False, False),
-    "Qwen2ForCausalLM": (True, False),
-    "Qwen3ForCausalLM": (False, True),
+    "LlamaForCausalLM": (False, False, False),
+    "Qwen2ForCausalLM": (True, False, False),
+    "Qwen3ForCausalLM": (False, True, False),
 }
-"""(q, k and v have a bias; q and k have a norm)."""
+"""As ``MIXTURES``."""
 _QKV_BIAS = {f"attn.{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"}
 _QK_NORM = {f"attn.{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"}
 
@@ -54,12 +54,18 @@ def entries(spec: DecoderSpec) -> list[Entry]:
 
 def to_fields(spec: DecoderSpec) -> dict[str, Any]:
     """The ``config.json`` of a shape, in the form that every version of transformers reads."""
-    differs = (spec.qkv_bias, spec.qk_norm)
-    if differs not in _ARCHITECTURES.values():
-        hint = "No architecture there has both."
-        raise ConfigError("model", "qkv_bias and qk_norm", "one of the two", hint)
+    differs = (spec.qkv_bias, spec.qk_norm, spec.norms_all_heads)
     known = _ARCHITECTURES if spec.experts is None else MIXTURES
+    if differs not in known.values():
+        if not spec.norms_all_heads:
+            hint = "No architecture there has both."
+            raise ConfigError("model", "qkv_bias and qk_norm", "one of the two", hint)
+        expected = "false without experts, as only OlmoeForCausalLM has such norms"
+        raise ConfigError("model.norms_all_heads", True, expected)
     name = next(name for name, has in known.items() if has == differs)
+    if spec.norms_all_heads and spec.num_heads * spec.d_head != spec.d_model:
+        expected = f"d_model / num_heads ({spec.d_model // spec.num_heads}) in {name}"
+        raise ConfigError("model.d_head", spec.d_head, expected)
     own = {"intermediate_size": spec.d_ff} if spec.experts is None else expert_fields(name, spec)
     return {
         "architectures": [name],
@@ -92,7 +98,7 @@ def from_fields(architecture: str, fields: Fields) -> DecoderSpec:
     if kinds - {"full_attention"}:
         raise fields.refusal("layer_types", sorted(kinds), "full_attention only")
     heads, d_model = fields.whole("num_attention_heads"), fields.whole("hidden_size")
-    qkv_bias, qk_norm = (_ARCHITECTURES | MIXTURES)[architecture]
+    qkv_bias, qk_norm, norms_all_heads = (_ARCHITECTURES | MIXTURES)[architecture]
     fields.must("qkv_bias", qkv_bias)
     d_head = 128 if architecture == "Qwen3ForCausalLM" else d_model // heads
     if architecture in MIXTURES:
@@ -113,6 +119,7 @@ def from_fields(architecture: str, fields: Fields) -> DecoderSpec:
         **read_rope(fields),
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
+        norms_all_heads=norms_all_heads,
         experts=experts,
     )
 

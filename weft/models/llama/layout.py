@@ -20,7 +20,13 @@ def layout(spec: DecoderSpec) -> dict[str, Layout]:
         params = {"weight": (d_model, inputs)}
         return Layout(kind="Linear", params=params, sums=inputs, gives=dims.leaves)
 
-    norm, head_norm = (Layout(params={"weight": (dim,)}) for dim in (d_model, dims.d_head))
+    def head_norm(channels: Dim) -> Layout:
+        if not spec.norms_all_heads:
+            return Layout(params={"weight": (dims.d_head,)})
+        return Layout(kind="RMSNorm", params={"weight": (channels,)}, sums=channels)
+
+    norms = {"attn.q_norm": head_norm(heads), "attn.k_norm": head_norm(kv_heads)}
+    norm = Layout(params={"weight": (d_model,)})
     block = {
         "attn_norm": norm,
         "attn": Layout(
@@ -30,7 +36,7 @@ def layout(spec: DecoderSpec) -> dict[str, Layout]:
         "attn.k": Layout(params=keys),
         "attn.v": Layout(params=keys),
         "attn.o": row(heads),
-        **({"attn.q_norm": head_norm, "attn.k_norm": head_norm} if spec.qk_norm else {}),
+        **(norms if spec.qk_norm else {}),
         "ff_norm": norm,
         **(_experts(spec, dims) if spec.experts else _dense(dims, row(d_ff))),
     }
@@ -53,12 +59,14 @@ def _experts(spec: DecoderSpec, dims: DecoderDims) -> dict[str, Layout]:
     assert spec.experts is not None, "a layer without experts"
     d_model, d_ff = dims.d_model, dims.d_ff
     count = Dim(name="experts", size=spec.experts.count)
+    has_bias = spec.experts.bias_step is not None
     wide = Layout(params={"weight": (count, d_ff, d_model)})
     found = {
         "ff": Layout(kind="Experts", takes={0: dims.enters}, sums=d_ff, gives=dims.leaves),
         "ff.router": Layout(
             kind="Gate",
-            params={"weight": (count, d_model)},
+            params={"weight": (count, d_model), **({"bias": (count,)} if has_bias else {})},
+            settled=("bias",) if has_bias else (),
             mixes=dims.seq if spec.experts.balance else None,
         ),
         "ff.gate": wide,
@@ -69,11 +77,14 @@ def _experts(spec: DecoderSpec, dims: DecoderDims) -> dict[str, Layout]:
         return found
     shared = Dim(name="shared_d_ff", size=spec.experts.shared_d_ff, width=True)
     one = Layout(params={"weight": (shared, d_model)})
-    return found | {
+    found |= {
         "ff.shared": Layout(),
         "ff.shared.ff": Layout(),
         "ff.shared.ff.gate": one,
         "ff.shared.ff.up": one,
         "ff.shared.ff.down": Layout(params={"weight": (d_model, shared)}),
-        "ff.shared.gate": Layout(params={"weight": (Dim(name="one", size=1), d_model)}),
     }
+    if spec.experts.shared_gate:
+        gate = {"weight": (Dim(name="one", size=1), d_model)}
+        found["ff.shared.gate"] = Layout(params=gate)
+    return found

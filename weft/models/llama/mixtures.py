@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, show
 from weft.models.config_json import Entry, Fields
 from weft.models.decoder_spec import DecoderSpec
 from weft.plan.model import ExpertsSpec
 
 _MIXTRAL, _QWEN_2, _QWEN_3 = "MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"
-MIXTURES = {_MIXTRAL: (False, False), _QWEN_2: (True, False), _QWEN_3: (False, True)}
-"""(q, k and v have a bias; q and k have a norm)."""
-MODEL_TYPES = {_MIXTRAL: "mixtral", _QWEN_2: "qwen2_moe", _QWEN_3: "qwen3_moe"}
+_OLMOE = "OlmoeForCausalLM"
+MIXTURES = {
+    _MIXTRAL: (False, False, False),
+    _QWEN_2: (True, False, False),
+    _QWEN_3: (False, True, False),
+    _OLMOE: (False, True, True),
+}
+"""(q, k and v have a bias; q and k have a norm; it is over all heads)."""
+MODEL_TYPES = {_MIXTRAL: "mixtral", _QWEN_2: "qwen2_moe", _QWEN_3: "qwen3_moe", _OLMOE: "olmoe"}
 _QWEN_NAMES = {x: f"{x}_proj" for x in ("gate", "up", "down")}
 
 
@@ -44,11 +51,24 @@ def expert_fields(architecture: str, spec: DecoderSpec) -> dict[str, Any]:
         words = f"scores {experts.scores}, shared_d_ff {experts.shared_d_ff}"
         shared = "a shared expert" if has_shared else "no shared expert"
         raise ConfigError("model.experts", words, f"softmax and {shared} in {architecture}")
+    for name in ("groups", "top_groups", "scale", "bias_step", "shared_gate"):
+        value, known = asdict(experts)[name], ExpertsSpec.__dataclass_fields__[name].default
+        if value != known:
+            raise ConfigError(f"model.experts.{name}", value, f"{show(known)} in {architecture}")
     found = {"num_experts_per_tok": experts.top_k, "router_aux_loss_coef": experts.balance}
     if architecture == _MIXTRAL:
         if not experts.normed:
             raise ConfigError("model.experts.normed", False, f"true in {architecture}")
         return {**found, "intermediate_size": spec.d_ff, "num_local_experts": experts.count}
+    if architecture == _OLMOE:
+        return {
+            **found,
+            "intermediate_size": spec.d_ff,
+            "num_experts": experts.count,
+            "norm_topk_prob": experts.normed,
+            "clip_qkv": None,
+            "pad_token_id": None,  # there a token without a gradient
+        }
     shared_width = {"shared_expert_intermediate_size": experts.shared_d_ff} if has_shared else {}
     return {
         **found,
@@ -70,6 +90,15 @@ def read_experts(architecture: str, fields: Fields) -> tuple[int, ExpertsSpec]:
         fields.must("router_jitter_noise", 0.0)
         experts = ExpertsSpec(
             count=fields.whole("num_local_experts", 8), top_k=top_k, balance=balance
+        )
+        return fields.whole("intermediate_size"), experts
+    if architecture == _OLMOE:
+        fields.must("clip_qkv", None)
+        experts = ExpertsSpec(
+            count=fields.whole("num_experts", 64),
+            top_k=top_k,
+            balance=balance,
+            normed=fields.flag("norm_topk_prob", default=False),
         )
         return fields.whole("intermediate_size"), experts
     fields.take("intermediate_size")  # of layers without experts, of which there are none

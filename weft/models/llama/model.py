@@ -1,5 +1,5 @@
 """Llama (arXiv 2302.13971, 2307.09288, 2407.21783) and what shares its shape: Qwen 2.5, Qwen 3,
-and with experts Mixtral (arXiv 2401.04088) and the mixtures of Qwen."""
+and with experts Mixtral (arXiv 2401.04088), OLMoE (arXiv 2409.02060) and the mixtures of Qwen."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class LlamaBlock(nn.Module):
                 num_kv_heads=spec.num_kv_heads,
                 bias=spec.qkv_bias,
                 qk_norm_eps=spec.norm_eps if spec.qk_norm else None,
+                norms_all_heads=spec.norms_all_heads,
             )
         if self._feeds:
             self.ff_norm = RMSNorm(spec.d_model, spec.norm_eps)
@@ -62,16 +63,7 @@ class LlamaBlock(nn.Module):
 def _feed_forward(spec: DecoderSpec) -> nn.Module:
     if spec.experts is None:
         return SwiGLU(spec.d_model, spec.d_ff)
-    return Experts(
-        spec.d_model,
-        spec.d_ff,
-        num_experts=spec.experts.count,
-        top_k=spec.experts.top_k,
-        scores=spec.experts.scores,
-        normed=spec.experts.normed,
-        shared_d_ff=spec.experts.shared_d_ff,
-        losses=(spec.experts.balance, spec.experts.z),
-    )
+    return Experts(spec.d_model, spec.d_ff, spec.experts)
 
 
 class Llama(Decoder):

@@ -14,6 +14,28 @@ from weft.models.reference import Params, Reference, Samples, attend, next_token
 
 def loss(spec: DecoderSpec, params: Params, samples: Samples) -> tuple[Tensor, Tensor]:
     """As in ``Reference``."""
+    return _computed(spec, params, samples, [])
+
+
+@torch.no_grad()
+def settled(spec: DecoderSpec, params: Params, samples: Samples) -> Params:
+    """Biases of experts: one that fewer tokens than the mean chose goes up, others down."""
+    if spec.experts is None or spec.experts.bias_step is None:
+        return {}
+    chosen: list[Tensor] = []  # of each layer: [samples, seq, experts]
+    _computed(spec, params, samples, chosen)
+    loads = [each.double().sum((0, 1)) for each in chosen]
+    return {
+        name: params[name] + spec.experts.bias_step * torch.sign(load.mean() - load)
+        for layer, load in enumerate(loads)
+        for name in [f"layers.{layer}.ff.router.bias"]
+    }
+
+
+def _computed(
+    spec: DecoderSpec, params: Params, samples: Samples, chosen: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The loss; ``chosen`` is told by layer which experts each token goes to."""
     x = params["embed.weight"][samples.tokens]  # [samples, seq, d_model]
     added = torch.zeros((), dtype=torch.float64)
     for layer in range(spec.num_layers):
@@ -21,16 +43,14 @@ def loss(spec: DecoderSpec, params: Params, samples: Samples) -> tuple[Tensor, T
         own = {n.removeprefix(start): p for n, p in params.items() if n.startswith(start)}
         y = _normed(x, own["attn_norm.weight"], spec)
         q, k, v = (_heads(y, own, name, spec) for name in "qkv")
-        if spec.qk_norm:
-            q = _normed(q, own["attn.q_norm.weight"], spec)
-            k = _normed(k, own["attn.k_norm.weight"], spec)
         mixed = attend(_turned(q, spec), _turned(k, spec), v, samples.segments)
         x = x + mixed @ own["attn.o.weight"].T
         y = _normed(x, own["ff_norm.weight"], spec)
         if spec.experts is None:
             x = x + _fed(y, own, "ff.")
             continue
-        mixed, more = _mixture(y, own, spec)
+        mixed, more, is_chosen = _mixture(y, own, spec)
+        chosen.append(is_chosen)
         x, added = x + mixed, added + more
     head = params["embed.weight" if spec.tied else "head.weight"]
     total, weight = next_token(_normed(x, params["norm.weight"], spec) @ head.T, samples)
@@ -45,28 +65,38 @@ def _fed(y: Tensor, own: Params, where: str, number: int | None = None) -> Tenso
     return (gate * torch.sigmoid(gate) * (y @ up.T)) @ down.T
 
 
-def _mixture(y: Tensor, own: Params, spec: DecoderSpec) -> tuple[Tensor, Tensor]:
+def _mixture(y: Tensor, own: Params, spec: DecoderSpec) -> tuple[Tensor, Tensor, Tensor]:
     """Every expert computes every token, and most results are multiplied by nothing."""
     experts = spec.experts
     assert experts is not None
     logits = y @ own["ff.router.weight"].T  # [samples, seq, experts]
     scores = logits.softmax(-1) if experts.scores == "softmax" else logits.sigmoid()
-    least = scores.sort(-1, descending=True).values[..., experts.top_k - 1 : experts.top_k]
-    is_chosen = scores >= least
+    wanted = scores + own.get("ff.router.bias", torch.zeros(()))
+    if experts.groups > 1:
+        in_groups = wanted.reshape(*wanted.shape[:-1], experts.groups, -1)
+        two = in_groups.sort(-1, descending=True).values[..., :2].sum(-1)
+        is_kept = two >= two.sort(-1, descending=True).values[..., [experts.top_groups - 1]]
+        width = experts.count // experts.groups
+        wanted = wanted - 1e9 * (~is_kept).repeat_interleave(width, -1)
+    least = wanted.sort(-1, descending=True).values[..., experts.top_k - 1 : experts.top_k]
+    is_chosen = wanted >= least
     shares = scores * is_chosen
     if experts.normed:
         shares = shares / shares.sum(-1, keepdim=True)
+    shares = shares * experts.scale
     each = torch.stack([_fed(y, own, "ff.", n) for n in range(experts.count)], -1)
     result = torch.einsum("nsde,nse->nsd", each, shares)
     if experts.shared_d_ff:
-        result = result + (y @ own["ff.shared.gate.weight"].T).sigmoid() * _fed(
-            y, own, "ff.shared.ff."
-        )
+        shared = _fed(y, own, "ff.shared.ff.")
+        if experts.shared_gate:
+            shared = (y @ own["ff.shared.gate.weight"].T).sigmoid() * shared
+        result = result + shared
     seq = y.shape[1]
     loads = is_chosen.double().sum(1) * experts.count / (experts.top_k * seq)
     means = (scores / scores.sum(-1, keepdim=True)).sum(1) / seq
     balance = seq * (loads * means).sum()
-    return result, experts.balance * balance + experts.z * logits.logsumexp(-1).pow(2).sum()
+    more = experts.balance * balance + experts.z * logits.logsumexp(-1).pow(2).sum()
+    return result, more, is_chosen
 
 
 def _normed(x: Tensor, weight: Tensor, spec: DecoderSpec) -> Tensor:
@@ -77,7 +107,11 @@ def _normed(x: Tensor, weight: Tensor, spec: DecoderSpec) -> Tensor:
 def _heads(y: Tensor, own: Params, name: str, spec: DecoderSpec) -> Tensor:
     """``[samples, seq, heads, d_head]``."""
     projected = F.linear(y, own[f"attn.{name}.weight"], own.get(f"attn.{name}.bias"))
-    return projected.reshape(*y.shape[:2], -1, spec.d_head)
+    norm = own.get(f"attn.{name}_norm.weight")
+    if norm is not None and spec.norms_all_heads:
+        projected = _normed(projected, norm, spec)
+    heads = projected.reshape(*y.shape[:2], -1, spec.d_head)
+    return heads if norm is None or spec.norms_all_heads else _normed(heads, norm, spec)
 
 
 def _turned(x: Tensor, spec: DecoderSpec) -> Tensor:
@@ -140,4 +174,4 @@ def _by_parts(channel: int, plain: float, spec: DecoderSpec) -> float:
     return slowed * plain / scaling.factor + (1 - slowed) * plain
 
 
-REFERENCE = Reference(loss=loss, tables=frozenset({"embed.weight"}))
+REFERENCE = Reference(loss=loss, settled=settled, tables=frozenset({"embed.weight"}))

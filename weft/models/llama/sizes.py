@@ -1,7 +1,7 @@
 """Llama shapes as published, and what no such shape can be. No torch.
 
 Qwen 2.5 differs by biases of q, k and v, Qwen 3 by norms of q and k; Aquila 2 is a Llama; Mixtral,
-Qwen 1.5 MoE and Qwen 3 MoE have experts.
+Qwen 1.5 MoE, Qwen 3 MoE and OLMoE have experts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.config.errors import ConfigError
-from weft.models.decoder_spec import DecoderSpec, check_decoder
+from weft.models.decoder_spec import DecoderSpec, check_decoder, check_experts
 from weft.models.llama.rope import check_rope
 from weft.plan.model import ExpertsSpec, RopeScaling
 
@@ -80,6 +80,13 @@ _MIXTRAL = replace(
 )
 _QWEN_MOE = ExpertsSpec(count=60, top_k=4, normed=False, shared_d_ff=5632, balance=0.001)
 _QWEN_3_MOE = ExpertsSpec(count=128, top_k=8, balance=0.001)
+_OLMOE = replace(
+    _LLAMA_2,
+    vocab_size=50_304,
+    qk_norm=True,
+    norms_all_heads=True,
+    experts=ExpertsSpec(count=64, top_k=8, normed=False, balance=0.01, z=0.001),
+)
 _DEBUG = replace(_LLAMA_2, vocab_size=2048, seq_len=128)
 _DEMO = replace(_LLAMA_2, vocab_size=4096, seq_len=256)
 _TINY = replace(_LLAMA_2, seq_len=2048)
@@ -156,6 +163,8 @@ SIZES: dict[str, DecoderSpec] = {
     "qwen3-30b-a3b": _sized(
         replace(_QWEN_3, experts=_QWEN_3_MOE), 2048, d_ff=768, layers=48, heads=32, kv_heads=4
     ),
+    # arXiv 2409.02060 table 1.
+    "olmoe-1b-7b": _sized(_OLMOE, 2048, d_ff=1024, layers=16, heads=16, kv_heads=16),
 }
 """Rows by name; ``vocab_size`` and ``seq_len`` as published."""
 
@@ -168,6 +177,8 @@ def check(spec: DecoderSpec) -> None:
     if spec.dropout:
         raise ConfigError("model.dropout", spec.dropout, "0, as this family has no dropout")
     check_rope(spec)
-    if spec.experts is not None and spec.experts.top_k > spec.experts.count:
-        expected = f"at most experts.count ({spec.experts.count})"
-        raise ConfigError("model.experts.top_k", spec.experts.top_k, expected)
+    if spec.norms_all_heads and not spec.qk_norm:
+        expected = "false, as without model.qk_norm there are no such norms"
+        raise ConfigError("model.norms_all_heads", True, expected)
+    if spec.experts is not None:
+        check_experts(spec.experts)

@@ -10,15 +10,18 @@ from weft.nn.experts.gates import GATES, balance_loss, routed, z_loss
 from weft.nn.experts.grouped import by_expert, grouped_product, spread, together
 from weft.nn.feed_forward import SwiGLU
 from weft.nn.norm import wide_dtype
+from weft.plan.model import ExpertsSpec
 
 
 class Gate(nn.Module):
     """A token's scores, in fp32 (fp64 in fp64) whatever it is computed in."""
 
-    def __init__(self, d_model: int, num_experts: int, scores: str) -> None:
+    def __init__(self, d_model: int, spec: ExpertsSpec) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_experts, d_model))
-        self._scores = GATES[scores]
+        self.weight = nn.Parameter(torch.empty(spec.count, d_model))
+        has_bias = spec.bias_step is not None
+        self.bias = nn.Parameter(torch.empty(spec.count)) if has_bias else None
+        self._scores = GATES[spec.scores]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``[batch, seq, d_model]`` to logits and scores, ``[batch, seq, experts]`` each."""
@@ -40,60 +43,56 @@ class Expert(nn.Module):
 
 
 class SharedExpert(nn.Module):
-    """A SwiGLU for every token, times ``sigmoid(gate(x))`` (Qwen 1.5 MoE)."""
+    """A SwiGLU for every token, with a gate times ``sigmoid(gate(x))`` (Qwen 1.5 MoE)."""
 
-    def __init__(self, d_model: int, d_ff: int) -> None:
+    def __init__(self, d_model: int, d_ff: int, *, has_gate: bool) -> None:
         super().__init__()
         self.ff = SwiGLU(d_model, d_ff)
-        self.gate = nn.Linear(d_model, 1, bias=False)
+        self.gate = nn.Linear(d_model, 1, bias=False) if has_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` and result: ``[batch, seq, d_model]``."""
-        result: Tensor = torch.sigmoid(self.gate(x)) * self.ff(x)
-        return result
+        result: Tensor = self.ff(x)
+        return result if self.gate is None else torch.sigmoid(self.gate(x)) * result
+
+
+def no_tokens(num_experts: int) -> Tensor:
+    """How many have gone to each expert before any has."""
+    return torch.zeros(num_experts, dtype=torch.int64)
 
 
 class Experts(nn.Module):
-    """SwiGLUs of which each token visits ``top_k``. Nothing is dropped.
+    """SwiGLUs of which each token visits some. Nothing is dropped."""
 
-    ``balance`` and ``z`` are factors of ``balance_loss`` and ``z_loss``.
-    """
+    tokens: Tensor
+    """``[experts]`` int64: how many have gone to each."""
 
-    def __init__(
-        self,
-        d_model: int,
-        d_ff: int,
-        *,
-        num_experts: int,
-        top_k: int,
-        scores: str,
-        normed: bool,
-        shared_d_ff: int,
-        losses: tuple[float, float],
-    ) -> None:
+    def __init__(self, d_model: int, d_ff: int, spec: ExpertsSpec) -> None:
         super().__init__()
-        self._top_k, self._normed = top_k, normed
-        self._balance, self._z = losses
-        self.router = Gate(d_model, num_experts, scores)
-        self.gate = Expert(num_experts, d_model, d_ff)
-        self.up = Expert(num_experts, d_model, d_ff)
-        self.down = Expert(num_experts, d_ff, d_model)
-        self.shared = SharedExpert(d_model, shared_d_ff) if shared_d_ff else None
+        self._spec = spec
+        self.router = Gate(d_model, spec)
+        self.gate = Expert(spec.count, d_model, d_ff)
+        self.up = Expert(spec.count, d_model, d_ff)
+        self.down = Expert(spec.count, d_ff, d_model)
+        has_gate, width = spec.shared_gate, spec.shared_d_ff
+        self.shared = SharedExpert(d_model, width, has_gate=has_gate) if width else None
+        self.register_buffer("tokens", no_tokens(spec.count), persistent=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``[batch, seq, d_model]`` to as much, and what is added to the loss of its tokens, a
         scalar in fp32 or fp64; 0 where gradients are off, for that is no error of the model."""
         logits, scores = self.router(x)
-        chosen, shares = routed(scores.flatten(0, 1), self._top_k, normed=self._normed)
+        chosen, shares = routed(scores.flatten(0, 1), self._spec, self.router.bias)
         order = by_expert(chosen, scores.shape[-1])
+        self.tokens += order.sizes
         rows = spread(x.flatten(0, 1), order)
         hidden = F.silu(self.gate(rows, order.ends)) * self.up(rows, order.ends)
         y = together(self.down(hidden, order.ends), shares, order).view_as(x)
         if self.shared is not None:
             y = y + self.shared(x)
         more = logits.new_zeros(())
-        if torch.is_grad_enabled() and self._balance:
-            more = more + self._balance * balance_loss(scores, chosen.view(*x.shape[:2], -1))
-        if torch.is_grad_enabled() and self._z:
-            more = more + self._z * z_loss(logits)
+        if torch.is_grad_enabled() and self._spec.balance:
+            more = more + self._spec.balance * balance_loss(scores, chosen.view(*x.shape[:2], -1))
+        if torch.is_grad_enabled() and self._spec.z:
+            more = more + self._spec.z * z_loss(logits)
         return y, more

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from weft.plan.model import ExpertsSpec
+
 GATES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "softmax": lambda logits: torch.softmax(logits, dim=-1),  # arXiv 2101.03961
@@ -30,12 +32,27 @@ class Routed(NamedTuple):
     """``[n, top_k]``: by what their results are multiplied."""
 
 
-def routed(scores: Tensor, top_k: int, *, normed: bool) -> Routed:
-    """The greatest of ``[n, experts]``; ``normed``: their shares add up to one."""
-    shares, experts = torch.topk(scores, top_k, dim=-1)
-    if normed:
+def routed(scores: Tensor, spec: ExpertsSpec, bias: Tensor | None) -> Routed:
+    """The greatest of ``[n, experts]``, as ``spec`` says. ``bias``, ``[experts]``: added to choose,
+    and to no share."""
+    wanted = scores if bias is None else scores.detach() + bias
+    if spec.groups > 1:
+        wanted = _of_groups(wanted.detach(), spec)
+    shares, experts = torch.topk(wanted, spec.top_k, dim=-1)
+    if wanted is not scores:
+        shares = scores.gather(-1, experts)
+    if spec.normed:
         shares = shares / shares.sum(-1, keepdim=True)
-    return Routed(experts, shares)
+    return Routed(experts, shares if spec.scale == 1 else shares * spec.scale)
+
+
+def _of_groups(scores: Tensor, spec: ExpertsSpec) -> Tensor:
+    """``scores`` of the best groups, minus infinity of the others."""
+    groups = scores.view(len(scores), spec.groups, -1)  # [n, groups, experts of each]
+    best = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(-1)
+    kept = best.topk(spec.top_groups, dim=-1).indices
+    is_out = torch.ones_like(best, dtype=torch.bool).scatter_(-1, kept, value=False)
+    return groups.masked_fill(is_out[..., None], -torch.inf).flatten(-2)
 
 
 def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -23,6 +24,16 @@ class Order(NamedTuple):
     top_k: int
     ends: Tensor
     """``[experts]`` int32: behind each expert's last place."""
+
+    @property
+    def sizes(self) -> Tensor:
+        """``[experts]`` int32: choices of each expert."""
+        return torch.diff(self.ends, prepend=self.ends.new_zeros(1))
+
+    @property
+    def tokens(self) -> Tensor:
+        """``[n * top_k]``: of each place, whose choice is there."""
+        return self.places // self.top_k
 
 
 def by_expert(experts: Tensor, experts_in_all: int) -> Order:
@@ -43,34 +54,43 @@ def spread(x: Tensor, order: Order) -> Tensor:
 
 def together(y: Tensor, shares: Tensor, order: Order) -> Tensor:
     """The other way: results by expert, times ``shares`` ``[n, top_k]``, added up by token."""
-    own: Tensor = _Back.apply(y, order)  # type: ignore[no-untyped-call]
-    choices = own.view(-1, order.top_k, own.shape[-1])
-    total: Tensor = (choices * shares.to(y.dtype)[..., None]).sum(1)
-    return total
+    result: Tensor = _Together.apply(y, shares.to(y.dtype), order)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Order) -> Tensor:
         ctx.order = order
-        return x[order.places // order.top_k]
+        return x[order.tokens]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad[ctx.order.back].view(-1, ctx.order.top_k, grad.shape[-1]).sum(1), None
+        return _by_token(grad, ctx.order), None
 
 
-class _Back(torch.autograd.Function):
+class _Together(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, order: Order) -> Tensor:
+    def forward(ctx: Any, y: Tensor, shares: Tensor, order: Order) -> Tensor:
         ctx.order = order
-        return y[order.back]
+        ctx.save_for_backward(y, shares)
+        return _by_token(y, order, shares)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad[ctx.order.places], None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        order: Order = ctx.order
+        y, shares = ctx.saved_tensors
+        rows = grad[order.tokens]
+        d_shares = torch.linalg.vecdot(rows, y)[order.back].view_as(shares)
+        return rows.mul_(shares.flatten()[order.places, None]), d_shares, None
+
+
+def _by_token(rows: Tensor, order: Order, shares: Tensor | None = None) -> Tensor:
+    """What lies by expert, added up by token in the order of its choices, each times its share."""
+    choices = order.back.view(-1, order.top_k)
+    return F.embedding_bag(choices, rows, per_sample_weights=shares, mode="sum")
 
 
 def grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -90,8 +110,7 @@ class _Loop(torch.autograd.Function):
         result = x.new_empty(len(x), weight.shape[1])
         parts = (torch.split(rows, ctx.sizes) for rows in (x, result))
         for own, out, matrix in zip(*parts, weight, strict=True):
-            if len(own):
-                torch.mm(own, matrix.T, out=out)
+            torch.mm(own, matrix.T, out=out)
         return result
 
     @staticmethod
@@ -100,13 +119,12 @@ class _Loop(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, _ = ctx.needs_input_grad
         d_x = torch.empty_like(x) if needs_x else None
-        d_weight = torch.zeros_like(weight) if needs_weight else None
-        start = 0
-        for expert, size in enumerate(ctx.sizes):
-            rows = slice(start, start + size)
-            start += size
-            if d_x is not None and size:
-                torch.mm(grad[rows], weight[expert], out=d_x[rows])
-            if d_weight is not None and size:
-                torch.mm(grad[rows].T, x[rows], out=d_weight[expert])
+        d_weight = torch.empty_like(weight) if needs_weight else None
+        grads = torch.split(grad, ctx.sizes)
+        if d_x is not None:
+            for own, out, matrix in zip(grads, torch.split(d_x, ctx.sizes), weight, strict=True):
+                torch.mm(own, matrix, out=out)
+        if d_weight is not None:
+            for own, rows, out in zip(grads, torch.split(x, ctx.sizes), d_weight, strict=True):
+                torch.mm(own.T, rows, out=out)  # zero where there are no rows
         return d_x, d_weight, None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,6 +53,14 @@ class _Kept:
     """What the stage adds to the loss."""
     begun: Begun | None = None
     """Of a part of the head: what it has found, and what is left to do."""
+
+
+Moment = Literal["begins", "ended"]
+Told = Callable[[Action, Moment], None]
+
+
+def untold(_action: Action, _moment: Moment) -> None:
+    """Nobody asks."""
 
 
 _Crossing = tuple[int, Way]
@@ -166,6 +174,8 @@ class Executor:
         self._scale = scale
         self._loss_scale = loss_scale
         self._work = work
+        self.told: Told = untold
+        """Hears when actions compute: twice that one begins, where what it works on had to come."""
         self._dtype = PRECISIONS[rank_plan.stage_plan.precision].compute.dtype
         pipeline = rank_plan.pipeline_plan
         self._last, self._heads = len(pipeline.stages) - 1, pipeline.heads
@@ -270,6 +280,7 @@ class Executor:
 
     def _do(self, action: Action, microbatch: MicroBatch) -> None:
         with span(str(action)):
+            self.told(action, "begins")
             match action.kind:
                 case "F":
                     self._forward(action, microbatch)
@@ -277,14 +288,15 @@ class Executor:
                     self._backward(action)
                 case "W":
                     self._weights(action)
+            self.told(action, "ended")
 
     def _forward(self, action: Action, microbatch: MicroBatch) -> None:
         given: Mapping[str, Tensor] = microbatch.tensors
         wanted: Mapping[str, Tensor] = {}
         if action.stage:
             given, wanted = self._received(action)
-        counts = torch.is_grad_enabled() and self._rank_plan.counts_samples
-        with self.buffers.unchanged(counts=counts):
+            self.told(action, "begins")
+        with self.buffers.unchanged(counts=torch.is_grad_enabled()):
             tree, terms = self._stages[action.stage].compute(given, microbatch.context)
         begun, sent = None, {name: tensor.detach() for name, tensor in tree.items()}
         if action.stage in self._heads:
@@ -353,7 +365,9 @@ class Executor:
     def _differentiate(self, kept: _Kept, action: Action) -> None:
         roots: list[Tensor] = []
         grads: list[Tensor | None] = []
-        for name, grad in self._came_back(action).items() if kept.begun is None else ():
+        came_back = self._came_back(action) if kept.begun is None else {}
+        self.told(action, "begins")
+        for name, grad in came_back.items():
             if kept.result[name].requires_grad:
                 roots.append(kept.result[name])
                 grads.append(grad.to(kept.result[name].dtype))

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.nn.experts.feed_forward import Experts
 from weft.nn.losses import LinearCrossEntropy
-from weft.nn.norm import wide_dtype
+from weft.nn.norm import RMSNorm, wide_dtype
 from weft.nn.rows_loss import Rest, RowsLoss
 from weft.parallel.runtime import AxisGroup, SplitForm, Sum
 
@@ -157,10 +157,51 @@ class SplitExperts(nn.Module):
         return self._complete(y), constant + (added - constant) / self._ways
 
 
+class SplitNorm(nn.Module):
+    """``RMSNorm`` over channels of which each rank has a part; their squares are added up."""
+
+    def __init__(self, norm: nn.Module, total: Sum) -> None:
+        super().__init__()
+        assert isinstance(norm, RMSNorm), f"{norm} is no norm"
+        self.weight = norm.weight
+        self._eps, self._group = norm.eps, total.group
+        self._held = sum(len(part) for parts in total.parts for part in parts)
+        # Where several ranks hold the same channels, both sums count them as often.
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[batch, seq, own channels]`` to as much."""
+        wide = x.to(wide_dtype(x))
+        squares: Tensor = _OfAll.apply(  # type: ignore[no-untyped-call]
+            wide.square().sum(-1, keepdim=True), self._group
+        )
+        return (wide * (squares / self._held + self._eps).rsqrt() * self.weight).to(x.dtype)
+
+
+class _OfAll(torch.autograd.Function):
+    """The sum of all ranks' terms, of which every rank makes something of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: AxisGroup) -> Tensor:
+        ctx.group = group
+        return _summed(x, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _summed(grad, ctx.group), None
+
+
+def _summed(x: Tensor, group: AxisGroup) -> Tensor:
+    total = x.clone(memory_format=torch.contiguous_format)
+    group.comm.all_reduce(total, name="squares of norms", group=group.ranks)
+    return total
+
+
 SPLIT_FORMS: Mapping[type[nn.Module], SplitForm] = {
     nn.Linear: RowLinear,
     nn.Embedding: VocabEmbedding,
     LinearCrossEntropy: VocabCrossEntropy,
     RowsLoss: VocabRowsLoss,
     Experts: SplitExperts,
+    RMSNorm: SplitNorm,
 }

@@ -18,7 +18,8 @@ from weft.planner.search.heads import with_head_parts
 from weft.planner.search.orders import with_made_orders
 
 BEST_FEW = 3
-"""Plans of each list for which it is tried."""
+"""Plans of each list for which everything is tried: those that are fastest with the usual order,
+and those that are so with as many microbatches in flight as is best for them."""
 
 
 def refined(lists: Sequence[Sequence[Candidate]], problem: Problem) -> list[Candidate]:
@@ -32,18 +33,35 @@ def refined(lists: Sequence[Sequence[Candidate]], problem: Problem) -> list[Cand
 
 
 def _variants(lists: Sequence[Sequence[Candidate]], problem: Problem) -> Iterator[Candidate]:
-    """Of the best few, with an order made for each that could be the fastest of all."""
-    few = [candidate for found in lists for candidate in found[:BEST_FEW]]
+    """Of all with numbers in flight, and of the best few, with an order made for each that could be
+    the fastest of all."""
+    few, least = list[Candidate](), inf
+    for found in lists:
+        deeper = [with_made_orders(each, problem, lists=False) for each in found]
+        yield from deeper
+        few += [*found[:BEST_FEW], *sorted(deeper, key=_step_s)[:BEST_FEW]]
+        least = min([least, *map(_step_s, deeper)])
+    few = _each_once(few)
     cut = with_finer_borders(few, problem)
     yield from with_head_parts(few, problem)
     lighter = with_least_recompute([*few, *cut], problem)
-    seen, least = list[Plan](), inf
-    for candidate in sorted([*few, *cut, *lighter], key=_step_s):
-        if candidate.plan not in seen and _floor_s(candidate, problem) < least:
-            seen.append(candidate.plan)
+    floors = [(_floor_s(each, problem), each) for each in _each_once([*few, *cut, *lighter])]
+    for floor_s, candidate in sorted(floors, key=lambda both: both[0]):
+        if floor_s < least:
             made = with_made_orders(candidate, problem)
             least = min(least, made.time.step_s)
             yield made
+
+
+def _each_once(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Of each plan the first."""
+    plans: list[Plan] = []
+    found = []
+    for candidate in candidates:
+        if candidate.plan not in plans:
+            plans.append(candidate.plan)
+            found.append(candidate)
+    return found
 
 
 def _floor_s(candidate: Candidate, problem: Problem) -> float:

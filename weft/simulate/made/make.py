@@ -26,6 +26,8 @@ WORTH = 1e-3
 BUDGET = 10_000
 """Actions, about, that each of the searches does: the same list comes out on every machine."""
 MOST_BOARDS = 256
+MOST_NUMBERS = 100
+"""Of microbatches in flight that are tried, about; one is played faster than a search does it."""
 BEST_RULES = 3
 """Rules that are tried with less room too."""
 
@@ -124,7 +126,7 @@ def _deepened(making: Making, usual: PipelinePlan) -> PipelinePlan:
         most[place + 1] = min(most[place + 1], *most[: place + 1])
     places = range(len(most))
     best = replace(usual, in_flight=tuple(min(most[p], len(most) - p) for p in places))
-    seconds, tries = making.seconds(best), making.budget // (2 * many * len(most)) + 1
+    seconds, tries = making.seconds(best), MOST_NUMBERS
     while tries > 0:
         found = []
         for border in places[1:]:
