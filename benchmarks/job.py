@@ -77,7 +77,7 @@ class Job:
         return [sum(counts[:p]) for p in range(1, self.pp)]
 
     def _choice(self, bounds: list[int], position: int, state: StateBytes) -> StageChoice:
-        sizes = {"dp": self.dp, "cp": self.cp, "ep": self.ep, "tp": self.tp}
+        sizes = {"dp": self.dp, "cp": self.cp, "experts": self.ep, "tp": self.tp}
         axes = tuple((name, size) for name, size in sizes.items() if size > 1)
         return StageChoice(
             work=StageWork(

@@ -73,6 +73,11 @@ FEATURES = (
     Feature(
         "the same, heads divided by some or all", "{cp: 2, head_ways: 2}, {cp: 4, head_ways: 2}"
     ),
+    Feature(
+        "expert parallel, other sizes on either side",
+        "{ep: 2, zero: 1}, {ep: 4, tp: 2}",
+        ("model.size=debug-moe-2m",),
+    ),
     Feature("both, axes in another order", "{dp: 2, tp: 2, order: [tp, dp]}, {dp: 4}"),
     Feature("unlike pipelines side by side", UNLIKE),
     Feature("tied embedding", "{}, {}", ("model.family=gpt2", "model.num_layers=3")),
@@ -133,6 +138,7 @@ REFUSALS = (
     Refusal(
         ("plan.stages=[{cp: 3}]",), "plan.stages[0].cp", "six parts of 128 tokens are not equal"
     ),
+    Refusal(("plan.stages=[{ep: 2}]",), "plan.stages[0].ep", "the model has no experts"),
     Refusal(
         ("plan.stages=[{cp: 2, precision: fp8-blockwise}]",),
         "plan.stages[0].cp",

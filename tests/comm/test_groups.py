@@ -384,7 +384,7 @@ def test_a_rank_of_a_large_job_opens_its_own_groups_only() -> None:
     for rank in range(128):
         groups = Counted(rank)
         comm = Comm(rank, 128, groups=groups)
-        comm.open_groups([*axis_groups(plan), *reduction_groups(pieces)])
+        comm.open_groups([*axis_groups(plan, comm.members), *reduction_groups(pieces)])
         comm.open_gathering(reduction_groups(pieces, sharded=True))
         comm.open_channels(channels(plan))
         opened = dict.fromkeys(groups.opened)  # both directions of a border share a group

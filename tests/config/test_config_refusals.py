@@ -344,8 +344,9 @@ REFUSALS = [
     Case(
         "stages that are none",
         "plan.stages = []: expected a list of one or more sections with keys of layers, split, "
-        f"{', '.join(NAMES)}, order, zero, passes, pieces, head_ways, sample_shares, state_shares, "
-        "device, precision, recompute, compile, state_tier, param_tier, or null.\n"
+        f"{', '.join(NAMES)}, order, zero, passes, pieces, head_ways, expert_ways, "
+        "sample_shares, state_shares, device, precision, recompute, compile, state_tier, "
+        "param_tier, or null.\n"
         "    on the command line",
         target="debug",
         overrides=("plan.stages=[]",),

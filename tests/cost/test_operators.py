@@ -72,7 +72,9 @@ def test_unfused_attention_computes_what_the_mask_hides() -> None:
 
 def test_experts_visit_and_share_evenly() -> None:
     shape = replace(SMALL, experts=ExpertShape(num_experts=8, top_k=2, d_ff=4, shared_d_ff=6))
-    ops = {op.name: op for op in layer_ops(shape, WORK._replace(axes=(("ep", 4),)), experts=True)}
+    ops = {
+        op.name: op for op in layer_ops(shape, WORK._replace(axes=(("experts", 4),)), experts=True)
+    }
     visits = 30 * 2
     # Two experts on each rank take what four ranks send: as much as each rank sends.
     assert (ops["expert up"].m, ops["expert up"].repeat) == (visits / 2, 2)

@@ -129,7 +129,7 @@ def test_layers_talk_as_they_are_split() -> None:
     assert traffic["sums"] == pytest.approx(2 * residual / 100)  # two sums, each 2 x 1/2
     assert traffic["keys"] == pytest.approx(2 * 4096 * 32 / 2 * 256 / 2 / 100)
     mixed = replace(SHAPE, experts=ExpertShape(num_experts=8, top_k=3, d_ff=64))
-    there = sent(mixed, on("ep 8").work, experts=True)
+    there = sent(mixed, on("experts 8").work, experts=True)
     assert there["experts"] == pytest.approx(2 * 3 * 2 * 4096 * 4096 * 7 / 8 / 100)
 
 
@@ -318,7 +318,7 @@ def test_experts_are_updated_by_those_who_share_them() -> None:
     dense = sum(mixed.dense_params(layer) for layer in range(32)) + 2 * 32_000 * 4096 + 4096
     experts = 32 * mixed.expert_params(0) / 4
     for zero, expected in ((0, dense + experts), (1, dense / 8 + experts / 2)):
-        choice = on("dp 8 ep 4", zero=zero)
+        choice = on("dp 8 experts 4", zero=zero)
         assert stage_times(mixed, choice, hardware).update_s == pytest.approx(expected)
 
 

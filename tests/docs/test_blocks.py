@@ -250,6 +250,7 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
         "passes",
         "pieces",
         "head_ways",
+        "expert_ways",
         "sample_shares",
         "state_shares",
         "border",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from weft.axes.axis import Axis
 from weft.axes.tp.axis import TensorParallel
 from weft.comm.comm import Comm
+from weft.comm.members import Member
 from weft.config.errors import ConfigError
 from weft.models.registry import FAMILIES, modules_of
 from weft.nn.losses import LinearCrossEntropy
@@ -36,7 +37,7 @@ def apply(
     model: nn.Module, layout: dict[str, Layout], mesh: Mesh | None = None, **tables: Any
 ) -> None:
     rank_plan = rank_plan_of(mesh or Mesh.of((0, 1), tp=2))
-    apply_layout(model, layout, rank_plan, Comm(), sizes={"seq": 8}, **tables)
+    apply_layout(model, layout, rank_plan, Comm(0, 4), sizes={"seq": 8}, **tables)
 
 
 def refusal(model: nn.Module, layout: dict[str, Layout], **tables: Any) -> str:
@@ -199,8 +200,9 @@ def test_an_axis_and_a_kind_of_module_bring_their_own() -> None:
 
 def test_groups_are_those_of_axes_that_have_a_runtime() -> None:
     plan = rank_plan_of(Mesh.of(range(4), dp=2, tp=2)).plan
-    assert axis_groups(plan) == [(0, 1), (2, 3)]
-    assert axis_groups(rank_plan_of(Mesh.of(range(2), dp=2)).plan) == []  # nobody talks to itself
+    assert axis_groups(plan, [Member()] * 4) == [(0, 1), (2, 3)]
+    alone = rank_plan_of(Mesh.of(range(2), dp=2)).plan
+    assert axis_groups(alone, [Member()] * 2) == []  # nobody talks to itself
     assert Partial not in {after for _, after in RUNTIMES["tp"].changes}
 
 
@@ -394,6 +396,6 @@ def test_a_form_is_told_all_ranges_of_its_rank() -> None:
     apply(made, layout, CP, axes={"cp": Zigzag("Convolution")}, runtimes=runtimes)
     assert made["down"].held == (range(2), range(6, 8))
     assert made["down"].parts == ((range(2), range(6, 8)), (range(2, 4), range(4, 6)))
-    total = Sum(AxisGroup(Comm(), (0, 1)), made["down"].held, made["down"].parts, None)
+    total = Sum(AxisGroup(Comm(0, 4), (0, 1)), made["down"].held, made["down"].parts, None)
     with pytest.raises(AssertionError, match=r"several ranges: \(range\(0, 2\), range\(6, 8\)\)"):
         VocabCrossEntropy(LinearCrossEntropy(), total)

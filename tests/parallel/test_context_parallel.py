@@ -84,7 +84,7 @@ def divided(address: RankAddress, dtype: torch.dtype) -> dict[tuple[str, str], F
         alone = differentiated(causal_attention, inputs(dtype), segments)
         found["alone", name] = Found(largest(alone, whole), squares(alone, whole))
         for way in ways_among(size):
-            group = AxisGroup(comm, every, heads={"ulysses": size}.get(way, 2))
+            group = AxisGroup(comm, every, near_ways={"ulysses": size}.get(way, 2))
             attend = WAYS[way](Sum(group, parts[address.rank], tuple(parts), None))
             counter = FlopCounterMode(display=False)
             before = sent(comm)

@@ -1,6 +1,7 @@
 """The parity table: plans of every kind, as small as they can be."""
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import get_args
 
 from weft.config.sections import REHEARSAL_EPS, AdamWConfig, CosineSchedule
@@ -30,6 +31,8 @@ class Case:
     """Tensor-parallel size likewise; 1 by default."""
     cp: tuple[tuple[int, ...], ...] = ()
     """Context-parallel size likewise; 1 by default."""
+    ep: tuple[tuple[int, ...], ...] = ()
+    """Expert-parallel size likewise; 1 by default."""
     tp_outer: bool = False
     """Meshes name their tensor-parallel axis first, and their ranks downwards."""
     layers: tuple[tuple[float, ...], ...] = ()
@@ -50,6 +53,8 @@ class Case:
     """Of stages with tensor parallelism."""
     head_ways: int = 1
     """Of stages with context parallelism."""
+    expert_ways: int = 0
+    """Of stages with expert parallelism."""
     family: str = "llama"
     order: tuple[int, ...] = ()
     """Numbers of the ranks, where they are not given out in order."""
@@ -80,15 +85,14 @@ class Case:
             meshes = []
             tp = self.tp[number] if self.tp else (1,) * len(dp)
             cp = self.cp[number] if self.cp else (1,) * len(dp)
-            for dp_size, cp_size, tp_size in zip(dp, cp, tp, strict=True):
-                places = range(first, first + dp_size * cp_size * tp_size)
+            ep = self.ep[number] if self.ep else (1,) * len(dp)
+            for each in zip(dp, ep, cp, tp, strict=True):
+                sizes = dict(zip(("dp", "ep", "cp", "tp"), each, strict=True))
+                places = range(first, first + prod(each))
                 ranks = tuple(self.order[n] if self.order else n for n in places)
                 if self.tp_outer:
-                    meshes.append(
-                        Mesh.of(tuple(reversed(ranks)), tp=tp_size, cp=cp_size, dp=dp_size)
-                    )
-                else:
-                    meshes.append(Mesh.of(ranks, dp=dp_size, cp=cp_size, tp=tp_size))
+                    ranks, sizes = ranks[::-1], dict(reversed(sizes.items()))
+                meshes.append(Mesh.of(ranks, **sizes))
                 first = places.stop
             if self.schedule in ("zb-v", "dualpipe-v"):
                 meshes += meshes[::-1]
@@ -104,6 +108,7 @@ class Case:
                     passes=self.passes,
                     pieces=self.pieces if mesh.size("tp") > 1 else 1,
                     head_ways=min(self.head_ways, mesh.size("cp")),
+                    expert_ways=self.expert_ways if mesh.size("ep") > 1 else 0,
                     sample_shares=self.sample_shares[number] if self.sample_shares else (),
                     state_shares=self.state_shares[number] if self.state_shares else (),
                     border=self.border if mesh != after else "",
@@ -662,8 +667,25 @@ EXPERTS = [
     ),
     Case("experts-biased-tp2", shares=(6,), dp=((1,),), tp=((2,),), experts=_BIASED),
     Case("experts-biased-cp2", shares=(6,), dp=((1,),), cp=((2,),), experts=_BIASED),
+    Case("experts-ep2", shares=(6,), dp=((1,),), ep=((2,),), microbatch=3, experts=_ADDING),
+    Case("experts-ep4-recomputed-passes", shares=(7,), dp=((1,),), ep=((4,),), microbatch=5,
+         recompute="full", passes=2, experts=replace(_SIGMOID, count=7)),
+    Case("experts-dp2-ep2-zero2-idle-rank", shares=(7,), dp=((2,),), ep=((2,),), microbatch=4,
+         zero=2, experts=_ADDING),
+    Case("experts-dp2-ep2-zero3", shares=(6,), dp=((2,),), ep=((2,),), microbatch=6, zero=3,
+         recompute="full", experts=replace(_ADDING, count=7, top_k=3)),
+    Case("experts-two-by-two-ep4", shares=(6,), dp=((1,),), ep=((4,),), microbatch=4,
+         expert_ways=2, experts=_ADDING),
+    Case("experts-ep2-cp2-zero1", shares=(4,), dp=((1,),), ep=((2,),), cp=((2,),), zero=1,
+         experts=_SIGMOID),
+    Case("experts-ep2-tp2-pp2-zb-h1", shares=(5,), dp=((1, 1),), ep=((2, 2),), tp=((2, 1),),
+         layers=((1.5, 2.5),), schedule="zb-h1", microbatch=2, tp_outer=True, experts=_ADDING),
+    Case("experts-unlike-ep", shares=(4, 2), dp=((1, 2), (1,)), ep=((2, 1), (3,)), microbatch=4,
+         tp=((1, 2), (1,)), layers=((1, 3), (4,)), zero=2, tied=True, experts=_ADDING),
+    Case("experts-ep2-zb-v", shares=(6,), dp=((1, 1),), ep=((2, 2),), layers=((1, 1, 1, 1),),
+         schedule="zb-v", tied=True, recompute="attention", experts=_ADDING),
     Case("experts-cp2", shares=(4,), dp=((1,),), cp=((2,),), experts=_SIGMOID),
-]
+]  # fmt: skip
 """Loads and large logits add to the loss of every stage; without loads samples may be divided."""
 
 PARITY = [

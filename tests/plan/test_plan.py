@@ -41,7 +41,7 @@ def test_coordinates_and_ranks_are_a_bijection_in_every_order(order: tuple[str, 
         assert all(len(group) == sizes[axis] for group in groups)
 
 
-@pytest.mark.parametrize("axes", [(("dp", -2), ("tp", -2)), (("dp", 5),), (("ep", 4),)])
+@pytest.mark.parametrize("axes", [(("dp", -2), ("tp", -2)), (("dp", 5),), (("lanes", 4),)])
 def test_a_mesh_that_is_none_is_refused(axes: tuple[tuple[str, int], ...]) -> None:
     with pytest.raises(AssertionError):
         Mesh(tuple(range(4)), axes)
@@ -141,6 +141,10 @@ REFUSED = {
     "heads by too many": (
         "pipelines[0].stages[0].head_ways = 2: expected a divisor of cp (1).",
         lambda p: replace(p, pipelines=(moved(p.pipelines[0], head_ways=2),)),
+    ),
+    "experts by too many": (
+        "pipelines[0].stages[0].expert_ways = 2: expected a divisor of ep (1).",
+        lambda p: replace(p, pipelines=(moved(p.pipelines[0], expert_ways=2),)),
     ),
     "another model's": (
         "num_layers = 8: expected the model's (4).",

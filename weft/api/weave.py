@@ -42,7 +42,7 @@ from weft.api.refusals import (
 )
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
-from weft.config.axes import MODEL_AXES, NAMES
+from weft.config.axes import INNER_AXES, NAMES
 from weft.config.errors import ConfigError
 from weft.nn.context import Context
 from weft.nn.stage import MicroBatch, Output, Tree, Unit, rows_of
@@ -214,8 +214,8 @@ def _check_plan(plan: Plan, world_size: int) -> None:
     refuse_sites(plan)
     refuse_state_elsewhere(plan)
     for p, s, stage in plan.stages():
-        if s or stage.mesh.model_axes:
-            expected = f"one stage, without a {' or '.join(MODEL_AXES)} axis"
+        if s or stage.mesh.inner_axes:
+            expected = f"one stage, without a {' or '.join(INNER_AXES)} axis"
             raise ConfigError(f"plan.pipelines[{p}]", "a model that is cut", expected)
         if stage.zero == 3:
             hint = "Weft does not know when this module needs which of its parameters."

@@ -32,7 +32,7 @@ from weft.api.refusals import (
 )
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
-from weft.config.axes import MODEL_AXES, SAMPLE_AXES
+from weft.config.axes import INNER_AXES, NAMES
 from weft.config.errors import ConfigError
 from weft.nn.context import Context
 from weft.nn.stage import STREAM, MicroBatch, Output, Term, Terms, Tree, Unit, rows_of
@@ -96,9 +96,9 @@ def check_layer_plan(plan: Plan, layers: Sequence[Layer]) -> None:
     refuse_delayed_scales(plan)
     for p, s, stage in plan.stages():
         where = f"plan.pipelines[{p}].stages[{s}]"
-        if stage.mesh.model_axes:
-            expected = f"no {' or '.join(MODEL_AXES)} axis"
-            use = " or ".join(SAMPLE_AXES)
+        if stage.mesh.inner_axes:
+            expected = f"no {' or '.join(INNER_AXES)} axis"
+            use = " or ".join(name for name in NAMES if name not in INNER_AXES)
             hint = (
                 f"Weft has no layout that says how these layers are cut: use {use} or more stages."
             )

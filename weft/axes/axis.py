@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from weft.plan.layout import Dim, Form, Placement
+from weft.config.errors import ConfigError
+from weft.plan.layout import SAMPLES, Dim, Form, Placement
+from weft.plan.plan import StagePlan
 from weft.plan.tiling import part_of
 
 
@@ -27,8 +29,12 @@ class Axis(ABC):
     in_pieces: bool = False
     """What ranks along it gather and sum inside modules may go in pieces, beside products."""
 
-    by_heads: bool = False
-    """In attention neighbours along it may divide heads instead of what it divides."""
+    near_key: str = ""
+    """Of a stage, what says how many neighbours along it talk among themselves first, or apart."""
+
+    def near_ways(self, stage: StagePlan, nodes: Sequence[str]) -> int:  # noqa: ARG002
+        """How many those are, of ranks on such machines; 1: it makes no difference who is near."""
+        return 1
 
     @abstractmethod
     def divides(self, dim: Dim, form: Form) -> bool:
@@ -51,6 +57,23 @@ class Axis(ABC):
         Raises:
             ConfigError: ``key`` says where the size was written; what would do is in the message.
         """
+
+
+def most_samples(dims: Iterable[Dim]) -> int | None:
+    """Of a microbatch, where its number of samples is known."""
+    return min((dim.size for dim in dims if dim.size and dim.name == SAMPLES.name), default=None)
+
+
+def check_samples(dims: Iterable[Dim], ways: int, key: str) -> None:
+    """Each of so many ranks has a sample.
+
+    Raises:
+        ConfigError: one has none.
+    """
+    most = most_samples(dims)
+    if most is not None and ways > most:
+        expected = f"at most the samples of a micro-batch ({most})"
+        raise ConfigError(key, ways, expected, "Further ranks would have nothing to do.")
 
 
 def divisible(dim: Dim, ways: int) -> bool:

@@ -18,6 +18,9 @@ class AxisEntry:
     """What its size means, in the words of a manual."""
     divides_samples: bool = False
     """Ranks along it compute different samples; along the others they share the same ones."""
+    changes_modules: bool = True
+    """Along it modules compute otherwise than alone: ranks of it work for one another, those too
+    that have no samples."""
     searched: bool = True
     """The planner always tries sizes of it; else only where nothing fits without."""
     slow_links: str = ""
@@ -29,6 +32,15 @@ ENTRIES = (
         name="dp",
         manual="Ways to divide the samples of a micro-batch; every rank computes its part.",
         divides_samples=True,
+        changes_modules=False,
+    ),
+    AxisEntry(
+        name="ep",
+        manual="Ways to divide the samples and the experts: every rank computes its samples, and "
+        "its experts for the samples of all; tokens go there and back.",
+        divides_samples=True,
+        searched=False,
+        slow_links="less expert parallelism: tokens on their way to experts wait for links",
     ),
     AxisEntry(
         name="cp",
@@ -53,6 +65,9 @@ SAMPLE_AXES = tuple(entry.name for entry in ENTRIES if entry.divides_samples)
 
 MODEL_AXES = tuple(name for name in NAMES if name not in SAMPLE_AXES)
 """Those along which ranks compute the same samples, each with a part of the model."""
+
+INNER_AXES = tuple(entry.name for entry in ENTRIES if entry.changes_modules)
+"""Those along which ranks talk inside modules."""
 
 _WRITTEN, _REVERSED = (f"[{', '.join(names)}]" for names in (NAMES, NAMES[::-1]))
 ORDER_MANUAL = (

@@ -68,6 +68,10 @@ class StageConfig(_StageMesh):
     """How many neighbouring ranks that divide tokens divide heads in attention instead: all to all
     there and back (DeepSpeed Ulysses, segment parallel). All of them, or fewer, as those of one
     machine: among such groups keys and values travel as with 1 (two dimensions)."""
+    expert_ways: Whole = 0
+    """How many neighbouring ranks that divide experts exchange tokens among themselves first, and
+    then send each such group one message: fewer and longer ones go far. 0: those of one machine,
+    where the ranks are on several; 1: each sends to all at once."""
     sample_shares: Shares | None = None
     """What part of the samples of a micro-batch is computed at each place along `dp`, as weights:
     [3, 1] gives the first three times as much, 0 nothing. null: alike."""

@@ -56,8 +56,8 @@ class Division:
 
     @property
     def copies(self) -> bool:
-        """Its ranks hold the same parameters."""
-        return not self.param
+        """Its ranks hold the same parameters, but for experts."""
+        return not self.borrowed and self.param <= _EXPERTS
 
     @property
     def only_samples(self) -> bool:
@@ -67,8 +67,8 @@ class Division:
 
 _EXPERTS = frozenset({"experts"})
 DIVISIONS: dict[str, Division] = {
-    # Of runs that others published; an axis that this version runs says it itself.
-    "ep": Division(frozenset(), _EXPERTS, _EXPERTS, borrowed=True),
+    # Of runs that others published, whose ranks with other experts are of any other axes.
+    "experts": Division(frozenset(), _EXPERTS, _EXPERTS, borrowed=True),
     **{name: Division.of(axis) for name, axis in AXES.items()},
 }
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import product
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +16,7 @@ from weft.axes.check import change_along, check_layout, divided_form
 from weft.axes.held import Ranges, held, parts_along, placement
 from weft.axes.registry import AXES
 from weft.comm.comm import Comm
+from weft.comm.members import Member
 from weft.config.errors import ConfigError
 from weft.parallel.runtime import AxisGroup, Change, Lying, Pieces, Runtime, Sum, squared
 from weft.plan.layout import Dim, Edge, Form, Layout, Placement, Replicate, Shard
@@ -30,14 +32,16 @@ RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
 """The axes that divide what modules compute with, each with its runtime from its folder."""
 
 
-def axis_groups(plan: Plan) -> list[tuple[int, ...]]:
-    """The groups that modules talk in, of every stage, in the one order all ranks agree on."""
-    stages = [stage for _, _, stage in plan.stages()]
-    groups = {r for stage in stages for axis in RUNTIMES for r in stage.mesh.groups(axis)}
-    for stage in stages:
-        for name in (name for name, axis in AXES.items() if axis.by_heads):
-            for ranks in stage.mesh.groups(name):
-                groups.update(*squared(ranks, stage.head_ways))
+def axis_groups(plan: Plan, members: Sequence[Member]) -> list[tuple[int, ...]]:
+    """The groups that modules talk in, of every stage, in the one order all ranks agree on.
+
+    ``members``: what each rank runs on.
+    """
+    groups = set[tuple[int, ...]]()
+    for (_, _, stage), name in product(plan.stages(), RUNTIMES):
+        for ranks in stage.mesh.groups(name):
+            nodes = [members[rank].node for rank in ranks]
+            groups.update([ranks], *squared(ranks, AXES[name].near_ways(stage, nodes)))
     return sorted(ranks for ranks in groups if len(ranks) > 1)
 
 
@@ -88,11 +92,11 @@ def apply_layout(
     for number, axis in enumerate(used):
         check_layout(layout, axis, used[number + 1 :])
     modules = dict(model.named_modules())
-    mesh, stage = rank_plan.stage_plan.mesh, rank_plan.stage_plan
+    mesh = rank_plan.stage_plan.mesh
     found = [
         _Along(
             axis,
-            AxisGroup(comm, rank_plan.group(name), stage.pieces, stage.head_ways),
+            _group(axis, rank_plan, comm),
             rank_plan,
             layout,
             runtimes,
@@ -111,6 +115,12 @@ def apply_layout(
         for along in reversed(found) if gathers else found:
             for where, entry in here.items():
                 along.change(where, modules[where], entry, gathers=gathers)
+
+
+def _group(axis: Axis, rank_plan: RankPlan, comm: Comm) -> AxisGroup:
+    stage, ranks = rank_plan.stage_plan, rank_plan.group(axis.name)
+    near = axis.near_ways(stage, [comm.members[rank].node for rank in ranks])
+    return AxisGroup(comm, ranks, stage.pieces, near)
 
 
 @dataclass(frozen=True, slots=True)

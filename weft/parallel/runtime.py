@@ -25,8 +25,8 @@ class AxisGroup:
     ranks: tuple[int, ...]
     pieces: int = 1
     """In how many pieces modules hand a divided dimension round, where they can."""
-    heads: int = 1
-    """How many neighbours divide heads in attention among them."""
+    near_ways: int = 1
+    """How many neighbours talk among themselves first, or apart."""
 
     @property
     def size(self) -> int:
@@ -39,13 +39,13 @@ class AxisGroup:
 
     @property
     def near(self) -> AxisGroup:
-        """This rank's neighbours, which divide heads."""
-        return self._of(squared(self.ranks, self.heads)[0])
+        """This rank's neighbours, which do so."""
+        return self._of(squared(self.ranks, self.near_ways)[0])
 
     @property
     def far(self) -> AxisGroup:
-        """Of each such group the rank with the same heads."""
-        return self._of(squared(self.ranks, self.heads)[1])
+        """Of each such group the rank at the same place."""
+        return self._of(squared(self.ranks, self.near_ways)[1])
 
     def _of(self, groups: Iterable[tuple[int, ...]]) -> AxisGroup:
         return AxisGroup(self.comm, next(ranks for ranks in groups if self.comm.rank in ranks))

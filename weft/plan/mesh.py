@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise, starmap
 from math import prod
 
-from weft.config.axes import ENTRIES, SAMPLE_AXES
+from weft.config.axes import ENTRIES, INNER_AXES, SAMPLE_AXES
 from weft.plan.tiling import part_of, split_by_weight
 
 AXES = tuple(entry.name for entry in ENTRIES)
@@ -49,6 +49,16 @@ class Mesh:
     def model_axes(self) -> tuple[str, ...]:
         """Its axes along which ranks compute the same samples."""
         return tuple(axis for axis, size in self.axes if size > 1 and axis not in SAMPLE_AXES)
+
+    @property
+    def inner_axes(self) -> tuple[str, ...]:
+        """Its axes along which ranks talk inside modules."""
+        return tuple(axis for axis, size in self.axes if size > 1 and axis in INNER_AXES)
+
+    @property
+    def spans_samples(self) -> bool:
+        """Ranks with other samples talk inside modules."""
+        return any(axis in SAMPLE_AXES for axis in self.inner_axes)
 
     def split_samples(self, size: int, shares: Sequence[int] = ()) -> dict[int, range]:
         """Which of ``size`` samples each rank computes: consecutive parts.

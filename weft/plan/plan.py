@@ -49,6 +49,9 @@ class StagePlan:
     head_ways: int = 1
     """How many neighbours that divide samples' tokens divide heads instead in attention (DeepSpeed
     Ulysses, arXiv 2309.14509): all, or some for two dimensions; 1: keys go to all."""
+    expert_ways: int = 0
+    """How many neighbours that divide experts exchange tokens among themselves first, so that few
+    messages go on from there (arXiv 2205.10034); 0: those of one machine, 1: all at once."""
     sample_shares: tuple[int, ...] = ()
     """Weight of the samples of a microbatch that are computed at each place along the axes that
     divide samples; 0 computes none. Empty: alike."""
@@ -319,7 +322,8 @@ class Plan:
                     del pipeline[key]
         for stage in chain.from_iterable(each["stages"] for each in data["pipelines"]):
             stage["layers"] = [*map(place, stage["layers"])]
-            usual = {"pieces": 1, "head_ways": 1, "state_tier": "device", "param_tier": "device"}
+            usual: dict[str, object] = {"pieces": 1, "head_ways": 1, "expert_ways": 0}
+            usual |= {"state_tier": "device", "param_tier": "device"}
             for key, value in usual.items():
                 if stage[key] == value:
                     del stage[key]

@@ -25,7 +25,7 @@ def streams(plan: Plan, rank: int) -> dict[str, int]:
             alike = plan.stages_with({unit})
             holders.add(tuple(sorted({each for _, _, s in alike for each in s.mesh.ranks})))
     # What an axis divides is held by fewer than what it does not; tied ends are held by both.
-    forms = 1 + len(mesh.model_axes)
+    forms = 1 + len(mesh.inner_axes)
     reductions = forms * sum(len(ranks) > 1 for ranks in holders)
     apart = sum(len(plan.by_domain(ranks)) > 1 for ranks in holders)
     shards = any(pipeline.stages[stage].zero for stage in mine.stages)
@@ -33,7 +33,7 @@ def streams(plan: Plan, rank: int) -> dict[str, int]:
         "compute": 1,
         "copies": 1,
         "channels": 2 * crossed,
-        "axes": len(mesh.model_axes),
+        "axes": len(mesh.inner_axes),
         "reductions": reductions,
         "gathers": reductions if shards else 0,
         "between domains": 1 + 3 * forms * apart if apart else 0,

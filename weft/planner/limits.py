@@ -155,6 +155,6 @@ def _against_updates(stages: Sequence[StagePlan]) -> str:
 
 def _against_links(stages: Sequence[StagePlan]) -> list[str]:
     """What helps where stages wait for links."""
-    used = {axis for stage in stages for axis in stage.mesh.model_axes}
+    used = {axis for stage in stages for axis in stage.mesh.inner_axes}
     words = [entry.slow_links for entry in ENTRIES if entry.slow_links and entry.name in used]
     return words or ["a lower ZeRO level where memory allows: parameters are gathered too often"]

@@ -111,7 +111,9 @@ def _head_parts(
 def head_part(beside: StagePlan, num_layers: Place, rows: tuple[int, int]) -> StagePlan:
     """A part of the head on the mesh of another stage."""
     part = replace(beside, layers=(num_layers, num_layers), head_rows=rows)
-    return replace(part, recompute="off", compile=False, passes=1, pieces=1, head_ways=1)
+    return replace(
+        part, recompute="off", compile=False, passes=1, pieces=1, head_ways=1, expert_ways=0
+    )
 
 
 def _with_in_flight(
@@ -189,6 +191,7 @@ def _stages(
             passes=stage.passes,
             pieces=stage.pieces,
             head_ways=stage.head_ways,
+            expert_ways=stage.expert_ways,
             sample_shares=stage.sample_shares or (),
             state_shares=stage.state_shares or (),
         )

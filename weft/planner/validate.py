@@ -131,6 +131,7 @@ def _check_values(plan: Plan) -> None:
         _refuse_other(f"{where}.passes", stage.passes, int)
         _refuse_other(f"{where}.pieces", stage.pieces, int)
         _refuse_other(f"{where}.head_ways", stage.head_ways, int)
+        _refuse_other(f"{where}.expert_ways", stage.expert_ways, int)
         _refuse_unnamed(f"{where}.precision", stage.precision, names_of("precisions"))
         check_asked(f"{where}.recompute", stage.recompute, len(stage.blocks))
         _refuse_unnamed(f"{where}.zero", stage.zero, get_args(ZeroLevel))
@@ -242,7 +243,7 @@ def _keep_all(stages: Sequence[StagePlan], domain: Collection[int]) -> bool:
     kept: dict[object, set[tuple[int, ...]]] = {}
     every: dict[object, set[tuple[int, ...]]] = {}
     for stage in stages:
-        mesh, axes = stage.mesh, stage.mesh.model_axes
+        mesh, axes = stage.mesh, stage.mesh.inner_axes
         cut = tuple((axis, mesh.size(axis)) for axis in axes)
         shares = stage.state_shares or (1,) * len(mesh.ranks)
         for rank, weight in zip(mesh.ranks, shares, strict=True):
@@ -271,7 +272,7 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
         keys = f"{where}.stages[{s}].mesh", f"{where}.stages[{s}].passes"
         refuse_idle_work(keys, dict(stage.mesh.axes), stage.passes, micro, stage.sample_shares)
         _check_pieces(f"{where}.stages[{s}].pieces", stage)
-        _check_head_ways(f"{where}.stages[{s}].head_ways", stage)
+        _check_neighbours(f"{where}.stages[{s}]", stage)
 
 
 def check_shares(where: str, stage: StagePlan, micro: int) -> None:
@@ -378,14 +379,16 @@ def _check_pieces(key: str, stage: StagePlan) -> None:
         raise ConfigError(key, stage.pieces, f"1 with the precision {stage.precision}", hint)
 
 
-def _check_head_ways(key: str, stage: StagePlan) -> None:
+def _check_neighbours(where: str, stage: StagePlan) -> None:
     """Groups of neighbours are equal."""
-    ways = stage.mesh.size(_BY_HEADS)
-    if stage.head_ways < 1 or ways % stage.head_ways:
-        raise ConfigError(key, stage.head_ways, f"a divisor of {_BY_HEADS} ({ways})")
+    for name, axis in AXES.items():
+        ways = stage.mesh.size(name)
+        near = axis.near_ways(stage, [""] * ways)
+        if near < 1 or ways % near:
+            raise ConfigError(f"{where}.{axis.near_key}", near, f"a divisor of {name} ({ways})")
 
 
-_BY_HEADS = next(name for name, axis in AXES.items() if axis.by_heads)
+_BY_HEADS = next(name for name, axis in AXES.items() if axis.near_key == "head_ways")
 
 
 def refuse_idle_heads(plan: Plan, dims: Collection[Dim]) -> None:

@@ -158,7 +158,7 @@ def assemble(
     share = Share(rank_plan, comm, stored, hollow)
     stages = {number: source.stage(number, share) for number in rank_plan.stages}
     buffers = RunningBuffers(source.buffers, stages.values(), rank_plan)
-    comm.open_groups(axis_groups(plan))
+    comm.open_groups(axis_groups(plan, comm.members))
     params = local_params(list(stages.values()), source.specs, stored)
     gradients = gradient_path(
         params,
@@ -332,9 +332,12 @@ def _computation(
             objective = attendances[last].announced(objective)
         if asked[last].passes > 1:
             objective = objective_in_passes(objective, asked[last].passes)
+    meets = rank_plan.stage_plan.mesh.spans_samples
     return Computation(
         stages={
-            number: stage if asked[number].passes == 1 else InPasses(stage, asked[number].passes)
+            number: InPasses(stage, asked[number].passes, meets=meets)
+            if asked[number].passes > 1
+            else stage
             for number, stage in stages.items()
         },
         objective=objective,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 
 from weft.axes.axis import Axis, consecutive
 from weft.config.errors import ConfigError
 from weft.plan.layout import Dim, Form, Replicate, Shard
+from weft.plan.plan import StagePlan
 
 
 class ContextParallel(Axis):
@@ -28,7 +29,10 @@ class ContextParallel(Axis):
         }
     )
 
-    by_heads = True
+    near_key = "head_ways"
+
+    def near_ways(self, stage: StagePlan, nodes: Sequence[str]) -> int:  # noqa: ARG002
+        return stage.head_ways
 
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.name == "seq" and form in ("stream", "inner")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weft.models.decoder_family import DecoderDims
 from weft.models.decoder_spec import DecoderSpec
 from weft.plan.layout import Dim, Layout
@@ -54,18 +56,22 @@ def _dense(dims: DecoderDims, down: Layout) -> dict[str, Layout]:
 
 
 def _experts(spec: DecoderSpec, dims: DecoderDims) -> dict[str, Layout]:
-    """A part of each expert's hidden channels makes a term of the result. The gate looks at one
-    token after the other, but loads are of a whole sequence."""
+    """A part of each expert's hidden channels makes a term of the result, and tokens of all samples
+    go to an expert. The gate looks at one token after the other, and has scores of every expert;
+    but loads are of a whole sequence."""
     assert spec.experts is not None, "a layer without experts"
     d_model, d_ff = dims.d_model, dims.d_ff
     count = Dim(name="experts", size=spec.experts.count)
+    scores = replace(count, name="scores")
     has_bias = spec.experts.bias_step is not None
     wide = Layout(params={"weight": (count, d_ff, d_model)})
     found = {
-        "ff": Layout(kind="Experts", takes={0: dims.enters}, sums=d_ff, gives=dims.leaves),
+        "ff": Layout(
+            kind="Experts", takes={0: dims.enters}, sums=d_ff, mixes=count, gives=dims.leaves
+        ),
         "ff.router": Layout(
             kind="Gate",
-            params={"weight": (count, d_model), **({"bias": (count,)} if has_bias else {})},
+            params={"weight": (scores, d_model), **({"bias": (scores,)} if has_bias else {})},
             settled=("bias",) if has_bias else (),
             mixes=dims.seq if spec.experts.balance else None,
         ),

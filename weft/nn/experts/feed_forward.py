@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.nn.experts.gates import GATES, balance_loss, routed, z_loss
-from weft.nn.experts.grouped import by_expert, grouped_product, spread, together
+from weft.nn.experts.grouped import Visit, by_expert, grouped_product, here, spread, together
 from weft.nn.feed_forward import SwiGLU
 from weft.nn.norm import wide_dtype
 from weft.plan.model import ExpertsSpec
@@ -77,6 +79,8 @@ class Experts(nn.Module):
         has_gate, width = spec.shared_gate, spec.shared_d_ff
         self.shared = SharedExpert(d_model, width, has_gate=has_gate) if width else None
         self.register_buffer("tokens", no_tokens(spec.count), persistent=False)
+        self.visit: Callable[[Tensor], Visit] = here
+        """Where they are, of the ends of each expert's choices."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``[batch, seq, d_model]`` to as much, and what is added to the loss of its tokens, a
@@ -85,14 +89,17 @@ class Experts(nn.Module):
         chosen, shares = routed(scores.flatten(0, 1), self._spec, self.router.bias)
         order = by_expert(chosen, scores.shape[-1])
         self.tokens += order.sizes
-        rows = spread(x.flatten(0, 1), order)
-        hidden = F.silu(self.gate(rows, order.ends)) * self.up(rows, order.ends)
-        y = together(self.down(hidden, order.ends), shares, order).view_as(x)
+        visit = self.visit(order.ends)
+        rows = visit.there(spread(x.flatten(0, 1), order))
+        hidden = F.silu(self.gate(rows, visit.ends)) * self.up(rows, visit.ends)
+        result = visit.back(self.down(hidden, visit.ends))
+        y = together(result, shares, order).view_as(x)
         if self.shared is not None:
             y = y + self.shared(x)
         more = logits.new_zeros(())
+        by_sample = chosen.view(*x.shape[:2], chosen.shape[-1])
         if torch.is_grad_enabled() and self._spec.balance:
-            more = more + self._spec.balance * balance_loss(scores, chosen.view(*x.shape[:2], -1))
+            more = more + self._spec.balance * balance_loss(scores, by_sample)
         if torch.is_grad_enabled() and self._spec.z:
             more = more + self._spec.z * z_loss(logits)
         return y, more

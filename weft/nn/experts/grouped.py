@@ -6,6 +6,7 @@ by atomic additions: what comes back to a token is gathered by the inverse of th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +45,27 @@ def by_expert(experts: Tensor, experts_in_all: int) -> Order:
     back[places] = torch.arange(len(places), device=places.device)
     ends = torch.bincount(flat, minlength=experts_in_all).cumsum(0).to(torch.int32)
     return Order(places, back, experts.shape[1], ends)
+
+
+class Visit(NamedTuple):
+    """Where the choices of tokens, by expert, are computed: behind which place each expert's end
+    there, the way there and the way back."""
+
+    ends: Tensor
+    """``[own experts]`` int32."""
+    there: Callable[[Tensor], Tensor]
+    """``[n * top_k, d_model]`` to what is computed here, ``[rows, d_model]``, by expert."""
+    back: Callable[[Tensor], Tensor]
+    """The inverse."""
+
+
+def here(ends: Tensor) -> Visit:
+    """All experts are here."""
+    return Visit(ends, _as_it_is, _as_it_is)
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 def spread(x: Tensor, order: Order) -> Tensor:

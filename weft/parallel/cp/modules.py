@@ -25,7 +25,7 @@ from weft.plan.layout import Shard
 def own_queries(attention: nn.Module, total: Sum) -> nn.Module:
     """Let attention compute this rank's queries; documents are of whole samples."""
     assert isinstance(attention, Attention), f"{attention} has no core"
-    ways = total.group.heads
+    ways = total.group.near_ways
     core: Attend = causal_attention
     if ways < total.group.size:
         core = _Core(among_groups(total))
@@ -41,6 +41,8 @@ class _Core:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> Tensor:
         """``q`` and the result ``[batch, own seq, heads, d_head]``, ``k`` and ``v`` likewise."""
+        if not len(q):
+            return causal_attention(q, k, v, packed)
         if q.device.type != HOST:
             return self._gathered(q, k, v, packed)
         if torch.compiler.is_compiling():

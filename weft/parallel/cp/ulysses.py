@@ -89,7 +89,7 @@ class Ulysses:
 def among_groups(total: Sum) -> Sum:
     """The same sum for whole groups of neighbours: the ranks with the same heads, and what the
     groups have."""
-    size = total.group.heads
+    size = total.group.near_ways
     groups = (total.parts[n : n + size] for n in range(0, len(total.parts), size))
     parts = [
         tuple(joined(sorted((part for held in group for part in held), key=lambda p: p.start)))

@@ -50,7 +50,7 @@ class EightBits:
         self._groups: list[AxisGroup] = []
         self._token_groups: list[AxisGroup] = []
         for name in RUNTIMES:
-            if mesh.size(name) > 1:
+            if name in mesh.model_axes:
                 has_tokens = AXES[name].divides(SEQ, "inner")
                 groups = self._token_groups if has_tokens else self._groups
                 groups.append(AxisGroup(comm, rank_plan.group(name)))

@@ -169,7 +169,9 @@ class Executor:
         self._objective, self._part = computation.objective, computation.part
         self._attendances = computation.attendances
         self.buffers = computation.buffers
-        self._runs_empty = any(stage.spans_samples for stage in self._stages.values())
+        self._runs_empty = rank_plan.stage_plan.mesh.spans_samples or any(
+            stage.spans_samples for stage in self._stages.values()
+        )
         self._gradients = gradients
         self._scale = scale
         self._loss_scale = loss_scale

@@ -18,12 +18,14 @@ from weft.plan.tiling import split_evenly
 class InPasses:
     """Computes a stage's samples in ``passes`` consecutive parts. The numbers are the same.
 
-    Fewer samples than passes make as many passes as there are samples.
+    Fewer samples than passes make as many passes as there are samples; or, where ranks with other
+    samples have to meet in each pass, some without any.
     """
 
-    def __init__(self, stage: Stage, passes: int) -> None:
+    def __init__(self, stage: Stage, passes: int, *, meets: bool = False) -> None:
         self._stage = stage
         self._passes = passes
+        self._meets = meets
         self.module = stage.module
         self.units = stage.units
         self.spans_samples = stage.spans_samples
@@ -32,7 +34,7 @@ class InPasses:
         """As the stage does."""
         outputs = [
             self._stage.compute(rows_of(inputs, rows), context.rows(rows))
-            for rows in _parts(inputs, self._passes)
+            for rows in _parts(inputs, self._passes, empty=self._meets)
         ]
         trees = [output.tree for output in outputs]
         tree = {name: torch.cat([each[name] for each in trees]) for name in trees[0]}
@@ -49,9 +51,9 @@ def objective_in_passes(objective: Objective, passes: int) -> Objective:
     return call
 
 
-def _parts(tree: Tree, passes: int) -> list[slice]:
-    """At least one, also where there are no samples."""
+def _parts(tree: Tree, passes: int, *, empty: bool = False) -> list[slice]:
+    """At least one, also where there are no samples; ``empty``: as many as there are passes."""
     samples = len(next(iter(tree.values())))
-    sizes = [size for size in split_evenly(samples, passes) if size] or [0]
+    sizes = [size for size in split_evenly(samples, passes) if size or empty] or [0]
     starts = accumulate(sizes, initial=0)
     return [slice(low, low + size) for low, size in zip(starts, sizes, strict=False)]

@@ -15,6 +15,7 @@ from weft.nn.losses import LinearCrossEntropy
 from weft.nn.norm import RMSNorm, wide_dtype
 from weft.nn.rows_loss import Rest, RowsLoss
 from weft.parallel.runtime import AxisGroup, SplitForm, Sum
+from weft.parallel.split_experts import SplitExperts
 
 CHUNK_TOKENS = 1024
 """Tokens whose logits are made at once, on each rank its part of the vocabulary. Their
@@ -137,24 +138,6 @@ class VocabRowsLoss(nn.Module):
         sums = torch.stack([found[..., 1] * shrunk, found[..., 2]])
         talk.all_reduce(sums, name="vocab sums", group=ranks)
         return torch.stack([largest, *sums], -1), rest
-
-
-class SplitExperts(nn.Module):
-    """Experts of whose hidden channels each rank has a part: all route alike, and terms are made
-    complete. What is added to the loss is the same on each; its gradient is a part on each."""
-
-    def __init__(self, experts: nn.Module, total: Sum) -> None:
-        super().__init__()
-        assert total.complete, f"{experts} give a term"
-        self.experts = experts
-        self._complete = total.complete
-        self._ways = len(total.group.ranks)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``[batch, seq, d_model]`` to ``[batch, own seq, d_model]``, and a scalar."""
-        y, added = self.experts(x)
-        constant = added.detach()
-        return self._complete(y), constant + (added - constant) / self._ways
 
 
 class SplitNorm(nn.Module):

@@ -1,0 +1,1 @@
+"""Expert parallelism: ranks that compute different samples and hold different experts."""

@@ -1,0 +1,1 @@
+"""Expert parallelism at work: tokens go to the ranks that have their experts, and back."""
