@@ -90,17 +90,25 @@ class Group:
         self.found: list[Timed] = []
         """The best of each frame and schedule that was simulated."""
 
-    def best(self, samples: int, cutoff: float, kept: Kept | None = None) -> Timed | None:
-        """The fastest pipeline for so many samples, if a step takes less than ``cutoff``.
+    def best(
+        self,
+        samples: int,
+        cutoff: float,
+        kept: Kept | None = None,
+        *,
+        effort: int | None = None,
+    ) -> Timed | None:
+        """The fastest pipeline for so many samples; where a step takes ``cutoff`` or more, the
+        fastest of the few that are looked at whatever is known.
 
         ``cutoff`` counts that the last of many ranks is late. ``kept``: how all stages keep what
         they hold; None leaves it open.
         """
         frames = self._frames(samples, cutoff)
         best: Timed | None = None
-        took: dict[int, float] = {}
+        least, took = inf, dict[int, float]()
         for first in (True, False):
-            enough = self.ledger.effort + self._effort(kept)
+            enough = self.ledger.effort + self._effort(kept, effort or self.options.effort)
             slow, left = [], []
             for number, frame in enumerate(frames):
                 free = first and number < UNCUT
@@ -117,18 +125,19 @@ class Group:
                 whole = min((timed.seconds for timed in explored), default=inf) * frame.stretch
                 if explored:
                     took[number] = min(whole, took.get(number, inf))
-                if whole < cutoff:
-                    best, cutoff = min(explored, key=_SECONDS), whole
+                if whole < least:
+                    best, least = min(explored, key=_SECONDS), whole
+                cutoff = min(cutoff, whole)
             self._rule_out(slow, samples, cutoff, first=first)
             words = f"{self.words}: less promising than the many that were looked at"
             self.ledger.pruned.add("limit", words, self._children(left, first=first))
             frames = _by_time(frames, took)
         return best
 
-    def _effort(self, kept: Kept | None) -> int:
+    def _effort(self, kept: Kept | None, effort: int) -> int:
         """For the first schedule, or the others."""
         part = 2 * len(self.pools) * (APART if kept is not None and kept.apart else 1)
-        return self.options.effort // part
+        return effort // part
 
     def may_keep(self, kept: Kept) -> bool:
         """Some of what was looked at could be kept so, and is not better kept otherwise."""

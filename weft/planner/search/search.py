@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations, pairwise, product
+from itertools import chain, combinations, islice, pairwise, product
 from math import comb, inf
 from time import perf_counter
 
@@ -26,12 +26,12 @@ from weft.planner.search.domains import searches_domains, with_best_domains
 from weft.planner.search.found import Candidate, Found, NoPlan, Pruned
 from weft.planner.search.group import Group, Kept, Ledger
 from weft.planner.search.no_plan import leanest, no_plan
-from weft.planner.search.refined import refined
+from weft.planner.search.refined import BEST_FEW, refined
 from weft.planner.search.united import united, with_united
 from weft.schedules.registry import SCHEDULES
 
 ALONE = 32
-"""Times as much effort where all chips are alike: there is no other combination to look at."""
+"""Times as much effort for a pool by itself: all its chips are alike, and bounds rule much out."""
 LONGER = 8
 """Times as much effort where it ended before anything that fits was looked at."""
 FEW_CHIPS = 4
@@ -55,11 +55,11 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
     begin, options = perf_counter(), problem.options
     run = SearchRun(problem)
     run.look_everywhere(progress)
-    lists = [found := run.distinct()]
-    if found and options.mixed_recompute and run.lacks_memory:
+    lists = run.lists()
+    if lists and options.mixed_recompute and run.lacks_memory:
         run.look_again(replace(options, recompute=(*options.recompute, *MODES_APART)))
-        lists.append(run.distinct())
-    if not found:
+        lists += run.lists()
+    if not lists:
         if not fits(problem):
             return _otherwise(run, begin, progress)
         # Something fits, and the effort ended before it was looked at.
@@ -148,7 +148,7 @@ def any_fit(problem: Problem) -> Candidate | None:
     run = SearchRun(problem)
     for arrangement in arrangements(len(problem.cluster.pools), problem.options):
         if len(arrangement) == 1:
-            run.look_at(arrangement)
+            run.look_at(arrangement, brief=len(problem.cluster.pools) > 1)
         found = run.distinct()
         if found:
             return run.candidate(found[0])
@@ -178,17 +178,28 @@ def _partitions(pools: Sequence[int]) -> Iterator[Arrangement]:
 
 
 def cut_in_two(cluster: ClusterView) -> Iterator[tuple[ClusterView, int]]:
-    """The cluster with one of its pools in two, each way, and the number of the first part: for
-    pipelines side by side on one kind of chip, or a kind at both ends of one.
+    """The cluster, or its largest parts of few chips, with a pool in two, each way, and the number
+    of the first half: for pipelines side by side on one kind of chip, or a kind at both ends of
+    one.
 
-    None of a large cluster, or of one kind of chip.
+    None of one kind of chip, or where all parts are large.
     """
-    if len(cluster.pools) == 1 or cluster.world_size > FEW_CHIPS:
-        return
-    for number, pool in enumerate(cluster.pools):
-        for parts in _halves(pool, f"cut {number}"):
-            before, after = cluster.pools[:number], cluster.pools[number + 1 :]
-            yield ClusterView((*before, *parts, *after)), number
+    for part in _small_parts(cluster):
+        for number, pool in enumerate(part):
+            for halves in _halves(pool, f"cut {number}"):
+                yield ClusterView((*part[:number], *halves, *part[number + 1 :])), number
+
+
+def _small_parts(cluster: ClusterView) -> list[tuple[ChipPool, ...]]:
+    """Several pools of few chips together, and none that others have in them."""
+    found: list[tuple[int, ...]] = []
+    pools = cluster.pools
+    for number in range(len(pools), 1, -1):
+        for some in combinations(range(len(pools)), number):
+            few = sum(pools[pool].num_chips for pool in some) <= FEW_CHIPS
+            if few and not any({*some} <= {*other} for other in found):
+                found.append(some)
+    return [tuple(pools[pool] for pool in some) for some in found]
 
 
 def _halves(pool: ChipPool, name: str) -> Iterator[tuple[ChipPool, ChipPool]]:
@@ -219,25 +230,27 @@ class Lines:
         pools = (sorted({section.pool for section in line.sections}) for line in self.lines)
         return tuple(map(tuple, pools))
 
+    def uses(self, pools: set[int], cluster: ClusterView) -> bool:
+        """None but these, of that cluster."""
+        return self.cluster is cluster and pools.issuperset(chain(*self.arrangement))
+
 
 class SearchRun:
     """A search under way."""
 
     def __init__(self, problem: Problem) -> None:
+        self.problem, self.options = problem, problem.options
         self.cluster, self.samples = problem.cluster, problem.workload.samples
-        more = ALONE if len(self.cluster.pools) == 1 else 1
-        self.options = replace(
-            problem.options,
-            effort=more * problem.options.effort,
-            domains=searches_domains(problem),
-        )
-        self.problem = replace(problem, options=self.options)
         self.ledger = Ledger(Pruned())
         self.cutoff = inf
         # Costs serve all arrangements of as many pipelines; a group stands beside several others.
-        self._costs = cache(lambda *many: Costs(self.problem, *many))
-        self._group = cache(lambda pools, *many: Group(self._costs(*many), pools, self.ledger))
+        self._costs = cache(self._costs_of)
+        self._group = cache(lambda pools, *kind: Group(self._costs(*kind), pools, self.ledger))
         self._found: list[Lines] = []
+
+    def _costs_of(self, domains: bool, *many: int) -> Costs:
+        options = replace(self.options, domains=domains)
+        return Costs(replace(self.problem, options=options), *many)
 
     @property
     def lacks_memory(self) -> bool:
@@ -256,13 +269,19 @@ class SearchRun:
         )
 
     def look_everywhere(self, progress: Progress | None = None) -> None:
-        """At all arrangements, and those of pools cut in two."""
-        for arrangement in arrangements(len(self.cluster.pools), self.options):
-            self.look_at(arrangement)
+        """At all arrangements, and those of pools cut in two; then longer at each pool by itself,
+        with what is known by then: as long as if there were no others."""
+        every = list(arrangements(len(self.cluster.pools), self.options))
+        for arrangement in every:
+            self.look_at(arrangement, brief=len(self.cluster.pools) > 1)
             if progress is not None:
                 progress(self.ledger.considered, self.cutoff)
         for cluster, first in cut_in_two(self.cluster):
-            self.look_at_cut(cluster, first)
+            if self.options.leave_idle or cluster.world_size == self.cluster.world_size:
+                self.look_at_cut(cluster, first)
+        for arrangement in every if len(self.cluster.pools) > 1 else ():
+            if len(arrangement) == len(arrangement[0]) == 1:
+                self.look_at(arrangement)
 
     def look_again(self, options: Options) -> None:
         """At those arrangements again that are nearly the best, with other options: what is known
@@ -288,33 +307,45 @@ class SearchRun:
         self._found += other._found
         self.cutoff = other.cutoff
 
-    def look_at(self, arrangement: Arrangement) -> None:
-        """Find the best of an arrangement, as far as it can be better than what is known."""
+    def look_at(self, arrangement: Arrangement, *, brief: bool = False) -> None:
+        """Find the best of an arrangement, as far as it can be better than what is known.
+
+        ``brief``: with no more effort for one pool than for others.
+        """
         if len(arrangement) > self.samples or not self._allowed(arrangement):
             return
         if self.options.only_runnable and (why := why_never_run(self.cluster, arrangement)):
             self.ledger.considered += 1
             self.ledger.pruned.add("unrun", why)
             return
-        many = len(arrangement), self._num_sites(arrangement)
-        groups = [self._group(pools, *many) for pools in arrangement]
+        domains = searches_domains(self.problem.on(self._chips_of(arrangement)))
+        kind = domains, len(arrangement), self._num_sites(arrangement)
+        groups = [self._group(group, *kind) for group in arrangement]
         if len(groups) == 1:
-            groups[0].best(self.samples, self.cutoff)
-            for timed in groups[0].found:
-                self._add([timed])
+            self._alone(groups[0], brief=brief)
             return
-        for kept in self._every_kept():
+        for kept in self._every_kept(domains=domains):
             if all(group.may_keep(kept) for group in groups):
                 self._side_by_side(groups, kept)
+
+    def _alone(self, group: Group, *, brief: bool) -> None:
+        times = ALONE if len(group.pools) == 1 and not brief else 1
+        known = len(group.found)
+        group.best(self.samples, self.cutoff, effort=times * self.options.effort)
+        for timed in group.found[known:]:
+            self._add([timed])
+
+    def _chips_of(self, arrangement: Arrangement) -> ClusterView:
+        return ClusterView(tuple(self.cluster.pools[pool] for pool in chain(*arrangement)))
 
     def _num_sites(self, arrangement: Arrangement) -> int:
         """At which those may be that hold the same: of one pipeline, each is at one."""
         sites = {self.cluster.pools[pool].site for pools in arrangement for pool in pools}
         return len(sites) if len(arrangement) > 1 else 1
 
-    def _every_kept(self) -> Iterator[Kept]:
+    def _every_kept(self, *, domains: bool) -> Iterator[Kept]:
         """Ways in which pipelines side by side keep what they hold."""
-        every: list[Apart] = ["", "pipelines"] if self.options.domains else [""]
+        every: list[Apart] = ["", "pipelines"] if domains else [""]
         for apart, level in product(every, sorted(self.options.zero, reverse=True)):
             if level < 3 or apart:
                 yield Kept(apart, level)
@@ -339,7 +370,21 @@ class SearchRun:
         found: dict[object, Lines] = {}
         for lines in sorted(self._found, key=lambda lines: lines.seconds):
             found.setdefault(_likeness(lines.lines), lines)
-        return list(found.values())[: MOST_OTHERS + 1]
+        return list(found.values())
+
+    def lists(self) -> list[list[Lines]]:
+        """The best few; and of each part of the chips that by itself is nearly as fast what would
+        be its best few: refined, they may be faster."""
+        every = self.distinct()
+        found = [every[: MOST_OTHERS + 1]] if every else []
+        pools = range(len(self.cluster.pools))
+        for number in range(1, len(pools) if every else 0):
+            for part in map(set, combinations(pools, number)):
+                own = (lines for lines in every if lines.uses(part, self.cluster))
+                best = [o for o in islice(own, BEST_FEW) if o.seconds < WORTH_A_LOOK * self.cutoff]
+                known = [lines for few in found for lines in few[:BEST_FEW]]
+                found.append([lines for lines in best if lines not in known])
+        return list(filter(None, found))
 
     def candidate(self, lines: Lines) -> Candidate:
         """With the plan, and its time and memory as users see them: its ranks are counted in the

@@ -1,0 +1,47 @@
+"""A richer cluster is planned no worse than a poorer one, for it may be used as if it were that."""
+
+import pytest
+
+from benchmarks.poorer import compared, drawn
+from weft.cluster.cluster import catalogue
+from weft.cluster.view import ChipPool, ClusterView
+from weft.models.llama.sizes import SIZES
+from weft.planner.problem import Options, Problem, Workload
+from weft.planner.search import search
+
+SAME = 1 + 1e-6
+QUICK = Options(schedules=("1f1b",))
+KINDS = catalogue()
+
+
+def nodes(chip: str, num_nodes: int, chips: int) -> ChipPool:
+    """At 1 Gbit/s."""
+    return ChipPool(chip=KINDS[chip], num_nodes=num_nodes, chips_per_node=chips, network_gbit_s=1)
+
+
+SLOW = {
+    "llama3.2-1b": (
+        2048,
+        nodes("H100-SXM5-80GB", 2, 4),
+        nodes("T4", 4, 8),
+        nodes("RTX4090", 1, 8),
+    ),
+    "llama3-8b": (4096, nodes("A100-SXM4-40GB", 2, 4), nodes("RTX4090", 4, 2)),
+}
+
+
+@pytest.mark.parametrize("size", SLOW)
+def test_one_kind_of_several_at_slow_links_is_planned_as_well_as_alone(size: str) -> None:
+    seq_len, *pools = SLOW[size]
+    workload = Workload(spec=SIZES[size], seq_len=seq_len, samples=128)
+    whole, alone = (
+        search(Problem(workload, ClusterView(tuple(some)), options=QUICK)).best.time.step_s
+        for some in (pools, pools[:1])
+    )
+    assert whole <= alone * SAME
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_clusters_are_planned_no_worse_than_poorer_ones(seed: int) -> None:
+    whole = drawn(seed, QUICK, most_nodes=2, most_kinds=2)
+    assert [each.what for each in compared(whole, seed) if each.worse] == []
