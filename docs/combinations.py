@@ -74,6 +74,10 @@ FEATURES = (
         "the same, heads divided by some or all", "{cp: 2, head_ways: 2}, {cp: 4, head_ways: 2}"
     ),
     Feature(
+        "the same, with rows of scores",
+        "{cp: 2, scores: rows}, {cp: 4, head_ways: 2, scores: rows}",
+    ),
+    Feature(
         "expert parallel, other sizes on either side",
         "{ep: 2, zero: 1}, {ep: 4, tp: 2}",
         ("model.size=debug-moe-2m",),
@@ -148,6 +152,21 @@ REFUSALS = (
         ("plan.stages=[{cp: 8, head_ways: 8}]",),
         "plan.stages[0].head_ways",
         "eight ranks cannot share 4 heads",
+    ),
+    Refusal(
+        ("plan.stages=[{tp: 2, recompute: chunks}]",),
+        "plan.stages[0].recompute",
+        "ranks sum what they make of all tokens",
+    ),
+    Refusal(
+        ("plan.stages=[{recompute: chunks, precision: fp8}]",),
+        "plan.stages[0].recompute",
+        "a sample has one scale",
+    ),
+    Refusal(
+        ("plan.stages=[{cp: 4, head_ways: 4, scores: rows}]",),
+        "plan.stages[0].scores",
+        "with all heads divided no keys go from rank to rank",
     ),
     Refusal(
         ("plan.pipelines=[{share: 4, stages: [{}]}, {stages: [{}, {}]}]",),

@@ -85,6 +85,16 @@ def test_ends_of_a_pipeline_keep_more() -> None:
     assert logits(GPT, WORK._replace(axes=(("tp", 8),))) == 10 * S * B * 51_200 / 8
 
 
+def test_a_feed_forward_in_chunks_comes_back_by_chunk() -> None:
+    """Beside what else a layer computes again, which comes back whole."""
+    full, both = (WORK._replace(recompute=slabs_of(t, 48)) for t in ("full", "full+chunks"))
+    assert layer_kept(GPT, full, experts=False) == layer_kept(GPT, both, experts=False)
+    less = layer_working(GPT, full, experts=False) - layer_working(GPT, both, experts=False)
+    rest = 1 - 2048 / (S * B)
+    # What its activation reads and makes, and a gradient of it: 4 channels each, in two bytes.
+    assert less == pytest.approx(rest * 3 * 2 * S * B * 4 * H)
+
+
 def test_recomputed_layer_comes_back_to_work() -> None:
     full, off = WORK._replace(recompute=slabs_of("full", 48)), WORK
     more = layer_working(GPT, full, experts=False) - layer_working(GPT, off, experts=False)

@@ -251,6 +251,7 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
         "pieces",
         "head_ways",
         "expert_ways",
+        "scores",
         "sample_shares",
         "state_shares",
         "border",

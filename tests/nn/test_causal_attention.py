@@ -1,5 +1,6 @@
 """Blocks of queries give what PyTorch's own attention gives, values and gradients."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from weft.nn import causal_attention as module
 from weft.nn.causal_attention import causal_attention
 from weft.nn.documents import Documents, Packed
+from weft.nn.full_attention import attention_by_length, full_attention
 from weft.nn.varlen import has_kernel
 
 CASES = {
@@ -54,14 +56,25 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return (scores.softmax(-1) @ v).transpose(1, 2)
 
 
-def _compare(inputs: list[Tensor], segments: np.ndarray | None, tolerance: float) -> None:
+def _by_length(q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:
+    return attention_by_length(q, k, v, packed, causal=True)
+
+
+def _compare(
+    inputs: list[Tensor],
+    segments: np.ndarray | None,
+    tolerance: float,
+    attend: Callable[..., Tensor] = causal_attention,
+) -> None:
     seq = inputs[0].shape[1]
-    may_look, packed = torch.ones(seq, seq, dtype=torch.bool).tril(), None
+    may_look, packed = torch.ones(seq, seq, dtype=torch.bool), None
+    if attend is not full_attention:
+        may_look = may_look.tril()
     if segments is not None:
         packed = Documents.of(segments, "cpu").packed
         same = torch.from_numpy(segments[:, :, None] == segments[:, None, :])
         may_look = (same & may_look)[:, None]
-    ours, theirs = causal_attention(*inputs, packed), _reference(*inputs, may_look)
+    ours, theirs = attend(*inputs, packed), _reference(*inputs, may_look)
     grad = torch.randn(ours.shape, generator=torch.Generator().manual_seed(1)).to(ours.dtype)
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     for mine, other in zip(
@@ -89,6 +102,19 @@ def test_documents_match_the_formula(name: str, keep: int, monkeypatch: pytest.M
     case, segments = DOCUMENTS[name]
     inputs = _inputs((len(segments), *CASES[case][1:]), torch.float64)
     _compare(inputs, segments, 1e-12)
+
+
+@pytest.mark.parametrize("attend", [full_attention, _by_length])
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_documents_of_equal_length_together(name: str, attend: Callable[..., Tensor]) -> None:
+    """Without padding, in one call for each length."""
+    case, segments = DOCUMENTS[name]
+    inputs = _inputs((len(segments), *CASES[case][1:]), torch.float64)
+    _compare(inputs, segments, 1e-12, attend)
+
+
+def test_both_ways_without_documents() -> None:
+    _compare(_inputs(CASES["uneven blocks"], torch.float64), None, 1e-12, full_attention)
 
 
 @pytest.mark.parametrize("name", [*DOCUMENTS, "one"])
@@ -174,9 +200,12 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that PyTorch can use")
+@pytest.mark.parametrize("attend", [causal_attention, full_attention])
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_the_kernel_for_unequal_lengths_gives_the_same(name: str) -> None:
-    """Its CPU twin is ``test_documents_match_the_formula``."""
+def test_the_kernel_for_unequal_lengths_gives_the_same(
+    name: str, attend: Callable[..., Tensor]
+) -> None:
+    """Its CPU twins are ``test_documents_match_the_formula`` and the one for equal lengths."""
     case, segments = DOCUMENTS[name]
     shape = (len(segments), *CASES[case][1:])
     inputs = [x.detach().repeat(1, 1, 1, 4) for x in _inputs(shape, torch.bfloat16)]
@@ -184,8 +213,8 @@ def test_the_kernel_for_unequal_lengths_gives_the_same(name: str) -> None:
     device = [x.detach().cuda().requires_grad_() for x in inputs]
     packed = Documents.of(segments, "cuda").packed
     assert has_kernel(device[0], packed)
-    here = causal_attention(*host, Documents.of(segments, "cpu").packed)
-    there = causal_attention(*device, packed)
+    here = attend(*host, Documents.of(segments, "cpu").packed)
+    there = attend(*device, packed)
     torch.testing.assert_close(there.cpu(), here, rtol=3e-2, atol=3e-2)
     ours, theirs = (
         torch.autograd.grad(y.float().sum(), x) for y, x in ((there, device), (here, host))

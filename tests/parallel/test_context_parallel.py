@@ -19,8 +19,10 @@ from weft.comm.join import join
 from weft.elastic.pool import WorkerPool
 from weft.nn.causal_attention import BLOCK_QUERIES, causal_attention
 from weft.nn.documents import Documents
+from weft.nn.full_attention import full_attention
 from weft.parallel.cp.gathered import Gathered
 from weft.parallel.cp.ring import Ring
+from weft.parallel.cp.rows import Rows
 from weft.parallel.cp.ulysses import Attend, Ulysses, among_groups
 from weft.parallel.runtime import AxisGroup, Sum, squared
 from weft.plan.layout import Dim
@@ -31,12 +33,18 @@ SEQ = 4 * BLOCK_QUERIES + 16
 STARTS = np.random.default_rng(3).random((BATCH, SEQ)) < 1 / 50
 LONG = np.broadcast_to(np.arange(SEQ) // 200, (BATCH, SEQ))
 SEGMENTS = {"one": None, "short": STARTS.cumsum(1), "long": LONG}
-WAYS: dict[str, Callable[[Sum], Attend]] = {
-    "ring": Ring,
-    "gathered": Gathered,
-    "ulysses": lambda total: Ulysses(total, causal_attention),
-    "2d": lambda total: Ulysses(total, Ring(among_groups(total))),
-    "2d gathered": lambda total: Ulysses(total, Gathered(among_groups(total))),
+WHOLE: dict[bool, Attend] = {True: causal_attention, False: full_attention}
+"""By whether it is causal."""
+WAYS: dict[str, Callable[[Sum, bool], Attend]] = {
+    "ring": lambda total, causal: Ring(total, causal=causal),
+    "rows": lambda total, causal: Rows(total, causal=causal),
+    "gathered": lambda total, causal: Gathered(total, causal=causal),
+    "ulysses": lambda total, causal: Ulysses(total, WHOLE[causal]),
+    "2d": lambda total, causal: Ulysses(total, Ring(among_groups(total), causal=causal)),
+    "2d rows": lambda total, causal: Ulysses(total, Rows(among_groups(total), causal=causal)),
+    "2d gathered": lambda total, causal: Ulysses(
+        total, Gathered(among_groups(total), causal=causal)
+    ),
 }
 """Heads are divided unevenly, and where there are more ranks than key heads two see the same."""
 
@@ -70,7 +78,7 @@ class Found(NamedTuple):
     flops: float = 0
 
 
-def divided(address: RankAddress, dtype: torch.dtype) -> dict[tuple[str, str], Found]:
+def divided(address: RankAddress, dtype: torch.dtype, causal: bool) -> dict[tuple[str, str], Found]:
     """By way, or ``alone``, and documents."""
     comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
     size = address.world_size
@@ -80,12 +88,12 @@ def divided(address: RankAddress, dtype: torch.dtype) -> dict[tuple[str, str], F
     own = torch.tensor([n for part in parts[address.rank] for n in part])
     found = {}
     for name, segments in SEGMENTS.items():
-        whole = differentiated(causal_attention, inputs(torch.float64), segments)
-        alone = differentiated(causal_attention, inputs(dtype), segments)
+        whole = differentiated(WHOLE[causal], inputs(torch.float64), segments)
+        alone = differentiated(WHOLE[causal], inputs(dtype), segments)
         found["alone", name] = Found(largest(alone, whole), squares(alone, whole))
         for way in ways_among(size):
             group = AxisGroup(comm, every, near_ways={"ulysses": size}.get(way, 2))
-            attend = WAYS[way](Sum(group, parts[address.rank], tuple(parts), None))
+            attend = WAYS[way](Sum(group, parts[address.rank], tuple(parts), None), causal)
             counter = FlopCounterMode(display=False)
             before = sent(comm)
             kept = list[int]()
@@ -121,36 +129,41 @@ def squares(found: list[Tensor], exact: list[Tensor]) -> float:
     return sum(float((a - b).square().sum()) for a, b in zip(found, exact, strict=True))
 
 
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_matches_one_rank(ranks: int, pool: WorkerPool) -> None:
-    found = pool.run(divided, torch.float64, world_size=ranks)
+def test_matches_one_rank(ranks: int, causal: bool, pool: WorkerPool) -> None:
+    found = pool.run(divided, torch.float64, causal, world_size=ranks)
     both = 2 * BATCH * SEQ * KV_HEADS * D_HEAD * 8  # of keys and values, of all ranks
     there = (ranks - 1) * both
     bytes_of = {"gathered": 2 * there, "ring": 2 * there + ranks * both}
+    bytes_of["rows"] = bytes_of["ring"]
     of_head = BATCH * SEQ // ranks * D_HEAD * 8  # on one rank
     seen = 4  # key heads of neighbours together: one is on two of them
     bytes_of["ulysses"] = 2 * (ranks - 1) * of_head * 2 * (HEADS + seen)
     near, groups = 2 * ranks // 2 * of_head * 2 * (HEADS + seen), ranks // 2
     far = ranks * 2 * of_head * 2 * 3  # a key head for each of three query heads, of two ranks
     bytes_of["2d gathered"] = near + 2 * (groups - 1) * far
-    bytes_of["2d"] = bytes_of["2d gathered"] + groups * far
-    own = BATCH * SEQ // ranks * (2 * (HEADS + KV_HEADS) * D_HEAD + HEADS) * 8
+    bytes_of["2d"] = bytes_of["2d rows"] = bytes_of["2d gathered"] + groups * far
+    mine = BATCH * SEQ // ranks * 8
+    own = mine * (2 * (HEADS + KV_HEADS) * D_HEAD + HEADS)
+    rows = mine * ((HEADS + 2 * KV_HEADS) * D_HEAD + HEADS * SEQ)
     for way, name in product(ways_among(ranks), SEGMENTS):
         of_ranks = [each[way, name] for each in found]
         assert max(each.error for each in of_ranks) < 1e-12, (way, name)
         assert sum(each.sent for each in of_ranks) == bytes_of[way]
         firsts = 4 * BATCH * SEQ * (name != "one")
         assert way != "ring" or {each.kept for each in of_ranks} == {own + firsts}
+        assert way != "rows" or {each.kept for each in of_ranks} == {rows}
     flops = [each["ring", "one"].flops for each in found]
     every = 7 * 2 * BATCH * HEADS * SEQ**2 * D_HEAD  # products of all queries with all keys
     assert max(flops) < 1.1 * min(flops)  # blocks of queries are longer than parts
-    assert sum(flops) < 0.65 * every
+    assert sum(flops) < 0.65 * every if causal else sum(flops) == every
     assert sum(each["ring", "short"].flops for each in found) < 0.6 * sum(flops)
 
 
 def test_sums_are_wide_in_bf16(pool: WorkerPool) -> None:
     """No farther from exact than one rank: what comes is added up in fp32."""
-    found = pool.run(divided, torch.bfloat16, world_size=4)
+    found = pool.run(divided, torch.bfloat16, True, world_size=4)
     mine = sum(each["ring", "one"].squares for each in found)
     assert mine <= found[0]["alone", "one"].squares
 
@@ -173,7 +186,7 @@ class Noting(Comm):
 def test_the_next_keys_are_on_their_way_before_these_are_used() -> None:
     notes: list[str] = []
     parts = [ContextParallel().part(Dim(name="seq", size=12), 3, n) for n in range(3)]
-    ring = Ring(Sum(AxisGroup(Noting(notes), (0, 1, 2)), parts[0], tuple(parts), None))
+    ring = Ring(Sum(AxisGroup(Noting(notes), (0, 1, 2)), parts[0], tuple(parts), None), causal=True)
     for places, _ in ring.round(torch.zeros(1, 4, 1)):
         notes.append(f"use those of {parts.index(places)}")
     assert notes == [

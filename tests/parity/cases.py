@@ -9,7 +9,15 @@ from weft.diagnose.verify import Rehearsal
 from weft.models.registry import FAMILIES
 from weft.plan.mesh import Mesh
 from weft.plan.model import ExpertsSpec
-from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
+from weft.plan.plan import (
+    PipelinePlan,
+    Plan,
+    Recompute,
+    ScheduleName,
+    Scores,
+    StagePlan,
+    ZeroLevel,
+)
 from weft.schedules.registry import SCHEDULES
 
 NUM_LAYERS = 4
@@ -55,6 +63,8 @@ class Case:
     """Of stages with context parallelism."""
     expert_ways: int = 0
     """Of stages with expert parallelism."""
+    scores: Scores = "blocks"
+    """Of those where keys go from rank to rank."""
     family: str = "llama"
     order: tuple[int, ...] = ()
     """Numbers of the ranks, where they are not given out in order."""
@@ -109,6 +119,7 @@ class Case:
                     pieces=self.pieces if mesh.size("tp") > 1 else 1,
                     head_ways=min(self.head_ways, mesh.size("cp")),
                     expert_ways=self.expert_ways if mesh.size("ep") > 1 else 0,
+                    scores=self.scores if mesh.size("cp") > self.head_ways else "blocks",
                     sample_shares=self.sample_shares[number] if self.sample_shares else (),
                     state_shares=self.state_shares[number] if self.state_shares else (),
                     border=self.border if mesh != after else "",
@@ -576,6 +587,9 @@ POSITIONS = [
          schedule="zb-h1", microbatch=3, zero=2),
     Case("cp2-zb-v-tied", shares=(6,), dp=((1, 1),), cp=((2, 2),), tp=((1, 2),),
          layers=((1, 1, 1, 1),), schedule="zb-v", tied=True, recompute="attention"),
+    Case("rows-cp4-zero1", shares=(6,), dp=((1,),), cp=((4,),), zero=1, scores="rows"),
+    Case("rows-heads2-cp4-pp2-few-keys", shares=(6,), dp=((1, 1),), cp=((4, 2),), layers=((1, 3),),
+         head_ways=2, scores="rows", num_kv_heads=2, recompute="core"),
     Case("heads4-cp4-few-keys", shares=(6,), dp=((1,),), cp=((4,),), head_ways=4, num_kv_heads=2),
     Case("heads2-cp4-tp2-zero2", shares=(6,), dp=((1,),), cp=((4,),), tp=((2,),), head_ways=2,
          zero=2, recompute="core"),

@@ -1,5 +1,6 @@
 """A family that is no decoder trains under every kind of plan, as in one process."""
 
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -13,6 +14,7 @@ from weft.models.registry import FAMILIES
 from weft.plan.plan import Plan
 
 REHEARSAL = Rehearsal(spec=SIZES["tiny"], optim=OPTIM, seq_len=16, seed=5)
+ALL_SEEN = replace(REHEARSAL, spec=SIZES["all-seen"])
 CASES = [
     Case("dp2", shares=(6,), dp=((2,),), microbatch=3),
     Case("pp2", shares=(6,), dp=((1, 1),), layers=((1, 3),)),
@@ -23,6 +25,17 @@ CASES = [
     Case("dp2-tp2-pp2", shares=(6,), dp=((1, 2),), tp=((2, 1),), layers=((2, 2),), microbatch=3),
     Case("pipelines", shares=(4, 2), dp=((2,), (1,)), zero=1),
 ]  # fmt: skip
+LONG = [
+    Case("cp4-zero1", shares=(6,), dp=((1,),), cp=((4,),), zero=1),
+    Case("cp2-tp2", shares=(6,), dp=((1,),), cp=((2,),), tp=((2,),), recompute="full"),
+    Case("heads4-border-cp4-cp2", shares=(6,), dp=((1, 1),), cp=((4, 2),), head_ways=4,
+         layers=((3, 1),)),
+    Case("rows-heads2-cp4-zero3", shares=(6,), dp=((1,),), cp=((4,),), head_ways=2, scores="rows",
+         zero=3),
+    Case("rows-cp2-tp2-beside-cp4", shares=(4, 2), dp=((1,), (1,)), cp=((2,), (4,)),
+         tp=((2,), (1,)), scores="rows", zero=1),
+]  # fmt: skip
+"""Of an encoder whose tokens ranks divide."""
 
 
 def run_encoder(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> Trace:
@@ -44,8 +57,17 @@ class Ranks:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_an_encoder_that_classifies(case: Case, pool: WorkerPool) -> None:
+    same_as_one_process(case, REHEARSAL, pool)
+
+
+@pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)
+def test_one_that_looks_both_ways_over_divided_samples(case: Case, pool: WorkerPool) -> None:
+    same_as_one_process(case, ALL_SEEN, pool)
+
+
+def same_as_one_process(case: Case, rehearsal: Rehearsal, pool: WorkerPool) -> None:
     plan = case.plan()
-    reference = rehearse(Ranks(pool), one_process(plan), REHEARSAL)
-    assert len(set(reference.losses)) == REHEARSAL.steps
-    found = difference(reference, rehearse(Ranks(pool), plan, REHEARSAL))
+    reference = rehearse(Ranks(pool), one_process(plan), rehearsal)
+    assert len(set(reference.losses)) == rehearsal.steps
+    found = difference(reference, rehearse(Ranks(pool), plan, rehearsal))
     assert found.largest < 1e-10, found

@@ -146,6 +146,11 @@ REFUSED = {
         "pipelines[0].stages[0].expert_ways = 2: expected a divisor of ep (1).",
         lambda p: replace(p, pipelines=(moved(p.pipelines[0], expert_ways=2),)),
     ),
+    "rows of scores where no keys come": (
+        "pipelines[0].stages[0].scores = 'rows': expected \"blocks\" where head_ways is cp. Its "
+        "ranks see all keys of their heads: there is nothing that cp hands on.",
+        lambda p: replace(p, pipelines=(moved(p.pipelines[0], scores="rows"),)),
+    ),
     "another model's": (
         "num_layers = 8: expected the model's (4).",
         lambda p: replace(p, num_layers=8),
@@ -197,7 +202,7 @@ def differing(pipeline: PipelinePlan, **changes: str) -> PipelinePlan:
         (
             {"recompute": "ful:2"},
             "recompute = 'ful:2': expected one of off, activation, core, attention, feed_forward, "
-            "full, offload; full:3 is for the first three layers, core+full:3 for both. "
+            "full, offload, chunks; full:3 is for the first three layers, core+full:3 for both. "
             "No mode 'ful'; did you mean full?",
         ),
         (

@@ -68,6 +68,11 @@ class StageConfig(_StageMesh):
     """How many neighbouring ranks that divide tokens divide heads in attention instead: all to all
     there and back (DeepSpeed Ulysses, segment parallel). All of them, or fewer, as those of one
     machine: among such groups keys and values travel as with 1 (two dimensions)."""
+    scores: Literal["blocks", "rows"] = "blocks"
+    """How ranks that divide tokens attend to one another's: in blocks of scores that are forgotten
+    (ring attention, or kernels), or in rows of all of them, for which keys go round and then values
+    (ring self-attention of the first sequence parallelism; memory grows with the square of the
+    length)."""
     expert_ways: Whole = 0
     """How many neighbouring ranks that divide experts exchange tokens among themselves first, and
     then send each such group one message: fewer and longer ones go far. 0: those of one machine,

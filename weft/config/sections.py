@@ -152,8 +152,9 @@ class ComputeConfig(Section):
     """Activation checkpointing: "full" keeps only each block's input and computes the rest again in
     backward, "attention" and "feed_forward" only what enters that half, "activation" only drops
     what the feed-forward's last product reads, "core" only attention's scores. "offload" computes
-    nothing again: what backward reads waits in the memory of the host of an accelerator. "auto" is
-    "off", and with `plan.auto` whatever is fastest in the memory there is."""
+    nothing again: what backward reads waits in the memory of the host of an accelerator. "chunks"
+    computes the feed-forward of 2048 tokens at a time, for long samples. "auto" is "off", and with
+    `plan.auto` whatever is fastest in the memory there is."""
     activations_gib: Positive | None = None
     """Most that a rank may keep of its micro-batches, for `recompute: auto`: each stage computes
     again what takes least time, in as many layers as that asks. Left out: all that fits."""

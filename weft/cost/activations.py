@@ -24,6 +24,9 @@ CHUNK_LOGITS = 1 << 20
 """That live at once on a processor, as in ``weft/nn/losses.py``; likewise the next two."""
 CHUNK_ELSEWHERE = 1 << 28
 CHUNK_TOKENS = 256
+PART_TOKENS = 1024
+"""Of a part of the head, or one divided along the vocabulary, whose logits are wide at once, as in
+``weft/nn/rows_loss.py``."""
 _SECOND: tuple[Item, ...] = ("ff input", "ff masks", "ff read", "gates", "hidden")
 """What the second part of a layer keeps; what enters it is its input where it is alone."""
 
@@ -46,13 +49,14 @@ def layer_working(
 ) -> float:
     """Bytes that live while one layer computes: what recomputation brings back, and gradients."""
     items = layer_items(shape, work, experts=experts, branch=branch)
-    whole = sum(items.values())
-    again = max((whole - _kept(items, names) for names, _ in work.recompute), default=0.0)
+    again = max((_made_again(items, names, work) for names, _ in work.recompute), default=0.0)
     again += max((_away(items, names) for names, _ in work.recompute), default=0.0)  # a neighbour's
     many = 3 if work.eager else 1
     width = shape.d_ff / work.share("d_ff")
     if branch == "attention":
         width = shape.num_heads * shape.value_width / work.share("heads")
+    elif sum(part for _, part in work.recompute) == 1:  # of a chunk, where all layers have chunks
+        width *= max(_at_once(names, work) for names, _ in work.recompute)
     return again + work.wide * work.tokens * (shape.d_model + many * width)
 
 
@@ -62,6 +66,21 @@ def layer_away(
     """Bytes that wait on the host for backward, of a layer on average."""
     items = layer_items(shape, work, experts=experts, branch=branch)
     return sum(part * _away(items, names) for names, part in work.recompute)
+
+
+def _made_again(items: Mapping[Item, float], names: Iterable[str], work: StageWork) -> float:
+    """Bytes of one layer that backward computes again, at most at once; and those on the host."""
+    dropped = {item for name in names for item in MODES[name].items}
+    by_chunk = {item for name in names if MODES[name].chunk_tokens for item in MODES[name].items}
+    part = _at_once(names, work)
+    again = sum(items[item] * (part if item in by_chunk else 1) for item in dropped & items.keys())
+    return again + _away(items, names)
+
+
+def _at_once(names: Iterable[str], work: StageWork) -> float:
+    """The part of a rank's tokens that the feed-forward takes at once."""
+    chunks = (MODES[name].chunk_tokens for name in names)
+    return min([1.0, *(chunk / max(work.tokens, 1.0) for chunk in chunks if chunk)])
 
 
 def _kept(items: Mapping[Item, float], names: Iterable[str]) -> float:
@@ -125,7 +144,9 @@ def _heads(shape: ModelShape, work: StageWork) -> float:
 
 def _scores(shape: ModelShape, work: StageWork) -> float:
     """Of one head; of fused attention, and where keys go round, the logarithms of sums."""
-    if work.eager and work.share("seq") == work.head_ways:
+    if work.in_rows:
+        return work.wide * work.tokens * work.seq_len
+    if work.eager and work.share("seq") == work.head_ways and shape.causal:
         seen = (work.seq_len + BLOCK_QUERIES) / 2
         return work.wide * work.tokens * seen * (work.seq_len <= KEPT_SEQ)
     if work.eager or work.fused_attention:
@@ -181,18 +202,18 @@ def stage_working(shape: ModelShape, work: StageWork) -> float:
 def logits(shape: ModelShape, work: StageWork) -> float:
     """Logits in two bytes, in four for the loss, and their gradient in four; head only.
 
-    In chunks: two of a chunk's logits, and what is kept from the forward: the gradients of the
-    hidden states and, three times while it is handed on, of the head's weight.
+    In chunks: those of a chunk and their gradients, and what is kept from the forward: gradients of
+    the hidden states and of the head's weight.
     """
     if not work.predicts:
         return 0.0
     width = shape.vocab_size * work.predicts / work.share("vocab")
     if work.predicts < 1:  # gradients of all logits that were kept, and a chunk of both in four
-        return work.wide * work.tokens * width + 2 * 4 * min(work.tokens, CHUNK_TOKENS) * width
+        return work.wide * work.tokens * width + 2 * 4 * min(work.tokens, PART_TOKENS) * width
     if not work.eager:
         whole = 10 * work.tokens * width
         # Weft's own are in chunks; that matters where samples are so long that ranks divide them.
-        in_chunks = work.gathers_keys and work.share("seq") > 1 and work.share("vocab") == 1
+        in_chunks = work.in_chunks and work.share("seq") > 1 and work.share("vocab") == 1
         return min(whole, _chunked(shape, work, width, CHUNK_ELSEWHERE)) if in_chunks else whole
     if (
         work.share("vocab") > 1

@@ -9,8 +9,8 @@ from weft.plan.model import ModelSpec
 def forward_flops_per_token(spec: ModelSpec, seq_len: int) -> float:
     """Model FLOPs of one token's forward pass in sequences of ``seq_len``.
 
-    Matrix products alone, a multiply and an add counted apart; attention looks back at half the
-    sequence on average. The head counts, embedding look-ups do not.
+    Matrix products alone, a multiply and an add counted apart; causal attention looks back at half
+    the sequence on average. The head counts, embedding look-ups do not.
     """
     shape = shape_of(spec)
     width: float = shape.d_ff
@@ -18,7 +18,7 @@ def forward_flops_per_token(spec: ModelSpec, seq_len: int) -> float:
         visited = shape.experts.top_k * shape.experts.d_ff + shape.experts.shared_d_ff
         width = visited + shape.experts.num_experts / shape.num_matrices
     feed_forward = shape.num_matrices * shape.d_model * width
-    scores = 2 * (seq_len / 2) * shape.num_heads * shape.d_head
+    scores = 2 * seq_len * shape.seen * shape.num_heads * shape.d_head
     per_layer = 2 * (shape.attention_params + feed_forward + scores)
     return shape.num_layers * per_layer + 2 * shape.table_params
 

@@ -103,10 +103,12 @@ def _attention_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
 def _core_ops(shape: ModelShape, work: StageWork, heads: float) -> Iterator[Op]:
     """Scores, softmax and values. A fused kernel skips what the causal mask hides."""
     per_rank, count = work.seq_len / work.share("seq"), heads * work.samples
-    if work.fused_attention:
+    if work.fused_attention and not work.in_rows:
         widths = shape.key_width + shape.value_width
         moved = 4 * work.tokens * heads * widths
-        yield Op("attention", "attention", per_rank, work.seq_len / 2, widths, count, moved)
+        yield Op(
+            "attention", "attention", per_rank, work.seq_len * shape.seen, widths, count, moved
+        )
         return
     yield Op("scores", "batched", per_rank, work.seq_len, shape.key_width, count)
     yield Op("values", "batched", per_rank, shape.value_width, work.seq_len, count)

@@ -142,9 +142,13 @@ class StageWork(NamedTuple):
     among those."""
     head_ways: int = 1
     """Of those ranks, how many neighbours divide heads in attention among them."""
+    in_rows: bool = False
+    """Attention keeps the probabilities of its queries to all keys."""
+    in_chunks: bool = False
+    """The head's logits are made some tokens at a time (``weft/nn/losses.py``)."""
     eager: bool = False
-    """On a processor: attention in blocks of queries, the gate kept before and after its
-    activation, and logits in chunks (``weft/nn``)."""
+    """On a processor: attention in blocks of queries, and the gate kept before and after its
+    activation (``weft/nn``)."""
     wide_products: float = 0.0
     """Part of the layers' products with weights that have 16 bits where ``dtype`` has eight."""
 

@@ -67,11 +67,18 @@ class ModelShape:
     norm_bias: bool = False
     """The last norm has a bias too."""
     dropout: bool = False
+    causal: bool = True
+    """Tokens see earlier ones alone."""
     experts: ExpertShape | None = None
     latent: LatentAttention | None = None
 
     vectors_inside: float = 0.0
     """Those of ``num_vectors`` that are in a layer's second part."""
+
+    @property
+    def seen(self) -> float:
+        """The part of a sequence that a token sees, on average."""
+        return 0.5 if self.causal else 1.0
 
     @property
     def attention_params(self) -> int:

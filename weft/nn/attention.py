@@ -1,4 +1,4 @@
-"""Causal self-attention with grouped key and value heads."""
+"""Self-attention with grouped key and value heads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from weft.nn.causal_attention import causal_attention
 from weft.nn.documents import Packed
+from weft.nn.full_attention import full_attention
 from weft.nn.norm import RMSNorm
 from weft.nn.rope import Rotation, rotate
 from weft.nn.stage import Part
@@ -31,6 +32,8 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.d_head = d_head
+        self.causal = True
+        """Tokens see earlier ones alone."""
         self.q = nn.Linear(d_model, num_heads * d_head, bias=bias)
         self.k = nn.Linear(d_model, num_kv_heads * d_head, bias=bias)
         self.v = nn.Linear(d_model, num_kv_heads * d_head, bias=bias)
@@ -41,6 +44,10 @@ class Attention(nn.Module):
             None if qk_norm_eps is None else RMSNorm(many * d_head, qk_norm_eps) for many in heads
         )
         self.core = Part(causal_attention)
+
+    def both_ways(self) -> None:
+        """Let tokens see all of their document, as in encoders."""
+        self.causal, self.core.call = False, full_attention
 
     def forward(self, x: Tensor, turn: Rotation | None, packed: Packed | None) -> Tensor:
         """``x`` and result: ``[batch, seq, d_model]``.

@@ -1,4 +1,4 @@
-"""Causal attention of some queries to some keys at a time, put together as more keys come.
+"""Attention of some queries to some keys at a time, put together as more keys come.
 
 Softmax online (arXiv 1805.02867, 2310.01889): of each query the greatest score so far, the sum of
 exponentials against it, and the values added up with them, in fp32 or fp64. Backward makes the
@@ -7,14 +7,55 @@ probabilities again from the logarithms of the sums. In blocks of queries, as on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.nn.causal_attention import BLOCK_QUERIES
+from weft.nn.documents import Packed
 from weft.nn.norm import wide_dtype
+
+
+class Sight(NamedTuple):
+    """Which keys each of some queries sees: those from one place up to another."""
+
+    first: Tensor | None
+    """``[batch, queries]``: the place of the first; None: that of the sample."""
+    end: Tensor | None
+    """``[batch or 1, queries]``: one past that of the last; None: all of the sample."""
+
+    @staticmethod
+    def of(q: Tensor, packed: Packed | None, places: Sequence[range], *, causal: bool) -> Sight:
+        """Of queries ``[batch, queries, ..]`` in these places of samples, and of the documents of
+        whole samples."""
+
+        def own(x: Tensor) -> Tensor:
+            return torch.cat([x[:, part.start : part.stop] for part in places], dim=1)
+
+        first = None if packed is None else own(packed.first)
+        if causal:
+            after = [torch.arange(p.start + 1, p.stop + 1, device=q.device) for p in places]
+            return Sight(first, torch.cat(after)[None])
+        return Sight(first, None if packed is None else own(packed.ends))
+
+    def split(self, sizes: Sequence[int]) -> list[Sight]:
+        """Of so many consecutive ones each."""
+        firsts, ends = (
+            [None] * len(sizes) if x is None else torch.split(x, list(sizes), dim=1) for x in self
+        )
+        return [Sight(first, end) for first, end in zip(firsts, ends, strict=True)]
+
+    def hidden(self, rows: slice, keys: range) -> Tensor | None:
+        """``[batch or 1, rows, keys]``: what some of the queries do not see of keys in these
+        places; None: they see all."""
+        first, end = (None if x is None else x[:, rows, None] for x in self)
+        if end is None or (first is None and keys.stop <= int(end[:, 0].min())):
+            return None
+        places = torch.arange(keys.start, keys.stop, device=end.device)
+        hidden = places >= end
+        return hidden if first is None else hidden | (places < first)
 
 
 class Keys(NamedTuple):
@@ -31,13 +72,12 @@ class Queries:
 
     Args:
         q: ``[n, group, seq, d_head]``: those that share a key head are rows of one product.
-        first: ``[batch, seq]``: the place of the first token of each one's document; None: 0.
+        sight: What they see.
     """
 
-    def __init__(self, places: range, q: Tensor, first: Tensor | None) -> None:
-        self.places = places
+    def __init__(self, q: Tensor, sight: Sight) -> None:
         self.q = q
-        self._first = first
+        self._sight = sight
         self._scale = q.shape[-1] ** -0.5
         wide = wide_dtype(q)
         self._total = torch.zeros_like(q, dtype=wide)
@@ -83,10 +123,12 @@ class Queries:
 
     def _blocks(self, places: range) -> Iterator[tuple[slice, slice]]:
         """Some of the queries, and those of the keys in ``places`` that some of them see."""
-        for low in range(0, len(self.places), BLOCK_QUERIES):
-            rows = slice(low, min(low + BLOCK_QUERIES, len(self.places)))
-            begin = 0 if self._first is None else int(self._first[:, low].min())
-            seen = range(max(begin, places.start), min(places.stop, self.places.start + rows.stop))
+        first, end, seq = *self._sight, self.q.shape[2]
+        for low in range(0, seq, BLOCK_QUERIES):
+            rows = slice(low, min(low + BLOCK_QUERIES, seq))
+            begin = 0 if first is None else int(first[:, low].min())
+            last = places.stop if end is None else int(end[:, rows.stop - 1].max())
+            seen = range(max(begin, places.start), min(places.stop, last))
             if seen:
                 yield rows, slice(seen.start - places.start, seen.stop - places.start)
 
@@ -95,15 +137,11 @@ class Queries:
         q, k = self.q[:, :, rows], keys.k[:, seen]
         scores = torch.bmm(_flat(q), k.mT).view(*q.shape[:3], -1).to(wide_dtype(q))
         scores *= self._scale
-        mine = torch.arange(self.places.start + rows.start, self.places.start + rows.stop)[:, None]
-        others = torch.arange(keys.places.start + seen.start, keys.places.start + seen.stop)
-        hidden = others > mine  # [block, seen]
-        if self._first is not None:
-            hidden = hidden | (others < self._first[:, rows, None])  # [batch, block, seen]
+        first = keys.places.start
+        hidden = self._sight.hidden(rows, range(first + seen.start, first + seen.stop))
+        if hidden is not None:
             by_sample = scores.view(len(hidden), -1, *scores.shape[2:])
             by_sample.masked_fill_(hidden[:, None], -torch.inf)
-        elif others[-1] > mine[0]:
-            scores.masked_fill_(hidden, -torch.inf)
         return scores
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +25,18 @@ class Packed(NamedTuple):
     end. None where no kernel wants it."""
     key_borders: Tensor | None = None
     """Likewise of the keys, where there are more of them than queries."""
+    end: Tensor | None = None
+    """As ``ends``, where these are not all tokens."""
+
+    @property
+    def ends(self) -> Tensor:
+        """``[batch, seq]``: one past the place of the last token of a token's document."""
+        if self.end is not None:
+            return self.end
+        places = torch.arange(self.first.shape[1], dtype=torch.int32, device=self.first.device)
+        return torch.searchsorted(
+            self.first, places.expand_as(self.first).contiguous(), right=True, out_int32=True
+        )
 
     def ending(self, places: range) -> Packed:
         """What the queries in these places of each sample see, of the keys up to the last of them.
@@ -37,6 +50,25 @@ class Packed(NamedTuple):
         sample, place = self.borders // seq, self.borders % seq
         queries = sample * len(places) + place.clamp(places.start, places.stop) - places.start
         return Packed(first, queries, sample * places.stop + place.clamp(max=places.stop))
+
+    def those(self, places: Sequence[range]) -> Packed:
+        """What the queries in these places of each sample see of all keys, where they look both
+        ways.
+
+        A document without such queries is still there, with none.
+        """
+        first, end = (
+            torch.cat([x[:, part.start : part.stop] for part in places], dim=1)
+            for x in (self.first, self.ends)
+        )
+        if self.borders is None:
+            return Packed(first, None, end=end)
+        seq = self.first.shape[1]
+        sample, place = self.borders // seq, self.borders % seq
+        queries = sample * first.shape[1]
+        for part in places:
+            queries = queries + place.clamp(part.start, part.stop) - part.start
+        return Packed(first, queries, self.borders, end)
 
 
 @dataclass(frozen=True, slots=True)

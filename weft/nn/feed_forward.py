@@ -16,10 +16,14 @@ class SwiGLU(nn.Module):
         self.gate = nn.Linear(d_model, d_ff, bias=False)
         self.up = nn.Linear(d_model, d_ff, bias=False)
         self.down = nn.Linear(d_ff, d_model, bias=False)
-        self.activation = Part(self._activate)
+        self.activation, self.by_token = Part(self._activate), Part(self._feed)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` and result: ``[batch, seq, d_model]``; hidden: ``[batch, seq, d_ff]``."""
+        result: Tensor = self.by_token(x)
+        return result
+
+    def _feed(self, x: Tensor) -> Tensor:
         result: Tensor = self.activation(self.gate(x), self.up(x))
         return result
 
@@ -35,10 +39,14 @@ class GeluMLP(nn.Module):
         super().__init__()
         self.up = nn.Linear(d_model, d_ff)
         self.down = nn.Linear(d_ff, d_model)
-        self.activation = Part(self._activate)
+        self.activation, self.by_token = Part(self._activate), Part(self._feed)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` and result: ``[batch, seq, d_model]``; hidden: ``[batch, seq, d_ff]``."""
+        result: Tensor = self.by_token(x)
+        return result
+
+    def _feed(self, x: Tensor) -> Tensor:
         result: Tensor = self.activation(self.up(x))
         return result
 

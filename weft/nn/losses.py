@@ -74,6 +74,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 d_weight.addmm_(d_logits.T, part)
             elif d_weight is not None:
                 d_weight += d_logits.T @ part
+            del probabilities, d_logits  # the next chunk's need the room
         ctx.save_for_backward(d_hidden, None if d_weight is None else d_weight.to(weight.dtype))
         return total
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -20,7 +21,7 @@ def recompute(unit: Unit, mode: Mode) -> None:
     Raises:
         ConfigError: the block names no such part.
     """
-    wrapped = partial(Recomputed, draws=unit.draws)
+    wrapped = partial(Recomputed, draws=unit.draws, chunk_tokens=mode.chunk_tokens)
     if not mode.part:
         unit.wrap(wrapped)
         return
@@ -38,13 +39,24 @@ class Recomputed(nn.Module):
     computes again. The same numbers, bit for bit.
 
     ``draws``: it takes random numbers from PyTorch, whose state is then restored. Weft's own
-    dropout is a function of sample and position and needs none of that.
+    dropout is a function of sample and position and needs none of that. ``chunk_tokens``: it takes
+    one tensor ``[batch, seq, ..]``, at most so many tokens of it at once; 0: all.
     """
 
-    def __init__(self, block: Callable[..., Any], *, draws: bool = False) -> None:
+    def __init__(
+        self, block: Callable[..., Any], *, draws: bool = False, chunk_tokens: int = 0
+    ) -> None:
         super().__init__()
         self.block = block
         self._draws = draws
+        self._chunk_tokens = chunk_tokens
 
     def forward(self, *args: Any) -> Any:
+        if not self._chunk_tokens or args[0].shape[:2].numel() <= self._chunk_tokens:
+            return self._compute(*args)
+        (x,) = args
+        chunks = torch.split(x, max(1, self._chunk_tokens // len(x)), dim=1)
+        return torch.cat([self._compute(chunk) for chunk in chunks], dim=1)
+
+    def _compute(self, *args: Any) -> Any:
         return checkpoint(self.block, *args, use_reentrant=False, preserve_rng_state=self._draws)

@@ -23,22 +23,25 @@ def has_kernel(q: Tensor, packed: Packed) -> bool:
     return packed.borders is not None and fits and _kernel() is not None
 
 
-def packed_attention(q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:
-    """Causal attention inside each document; shapes as of ``causal_attention``."""
+def packed_attention(
+    q: Tensor, k: Tensor, v: Tensor, packed: Packed, *, causal: bool = True
+) -> Tensor:
+    """Attention inside each document; shapes as of ``causal_attention``."""
     borders, keys = (
         packed.borders,
         packed.borders if packed.key_borders is None else packed.key_borders,
     )
     kernel = _kernel()
     assert kernel is not None, "callers ask has_kernel first"
-    call, causal, shares_keys = kernel
+    call, told_causal, shares_keys = kernel
     if q.shape[2] != k.shape[2] and not shares_keys:
         k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
     more = {"enable_gqa": q.shape[2] != k.shape[2]} if shares_keys else {}
+    more = {**more, **told_causal} if causal else more
     # No document is longer; the true length would have to be asked of the device.
     longest = q.shape[1], k.shape[1]
     rows = (x.flatten(0, 1) for x in (q, k, v))  # [tokens, heads, d_head]
-    mixed: Tensor = call(*rows, borders, keys, *longest, **causal, **more)
+    mixed: Tensor = call(*rows, borders, keys, *longest, **more)
     return mixed.view(q.shape)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from weft.axes.held import Ranges
 from weft.comm.comm import Comm
 from weft.plan.layout import Placement
+from weft.plan.plan import Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class AxisGroup:
     """In how many pieces modules hand a divided dimension round, where they can."""
     near_ways: int = 1
     """How many neighbours talk among themselves first, or apart."""
+    scores: Scores = "blocks"
+    """What ranks make of scores where keys go round."""
 
     @property
     def size(self) -> int:
@@ -48,7 +51,8 @@ class AxisGroup:
         return self._of(squared(self.ranks, self.near_ways)[1])
 
     def _of(self, groups: Iterable[tuple[int, ...]]) -> AxisGroup:
-        return AxisGroup(self.comm, next(ranks for ranks in groups if self.comm.rank in ranks))
+        ranks = next(ranks for ranks in groups if self.comm.rank in ranks)
+        return AxisGroup(self.comm, ranks, scores=self.scores)
 
 
 def squared(ranks: tuple[int, ...], side: int) -> tuple[list[tuple[int, ...]], ...]:

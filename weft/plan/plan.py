@@ -18,6 +18,7 @@ Precision = str
 Recompute = str
 """What backward computes again, as ``weft.recompute.asked`` reads it."""
 ZeroLevel = Literal[0, 1, 2, 3]
+Scores = Literal["blocks", "rows"]
 ScheduleName = str
 """Name of a file of ``weft.schedules``."""
 DEFAULT_SCHEDULE: ScheduleName = "1f1b"
@@ -49,6 +50,9 @@ class StagePlan:
     head_ways: int = 1
     """How many neighbours that divide samples' tokens divide heads instead in attention (DeepSpeed
     Ulysses, arXiv 2309.14509): all, or some for two dimensions; 1: keys go to all."""
+    scores: Scores = "blocks"
+    """What such ranks make of attention's scores as keys come: blocks that are forgotten, or whole
+    rows of them, which values then follow (ring self-attention, arXiv 2105.13120)."""
     expert_ways: int = 0
     """How many neighbours that divide experts exchange tokens among themselves first, so that few
     messages go on from there (arXiv 2205.10034); 0: those of one machine, 1: all at once."""
@@ -323,6 +327,7 @@ class Plan:
         for stage in chain.from_iterable(each["stages"] for each in data["pipelines"]):
             stage["layers"] = [*map(place, stage["layers"])]
             usual: dict[str, object] = {"pieces": 1, "head_ways": 1, "expert_ways": 0}
+            usual["scores"] = "blocks"
             usual |= {"state_tier": "device", "param_tier": "device"}
             for key, value in usual.items():
                 if stage[key] == value:

@@ -110,10 +110,9 @@ def _head_parts(
 
 def head_part(beside: StagePlan, num_layers: Place, rows: tuple[int, int]) -> StagePlan:
     """A part of the head on the mesh of another stage."""
-    part = replace(beside, layers=(num_layers, num_layers), head_rows=rows)
-    return replace(
-        part, recompute="off", compile=False, passes=1, pieces=1, head_ways=1, expert_ways=0
-    )
+    part = replace(beside, layers=(num_layers, num_layers), head_rows=rows, recompute="off")
+    part = replace(part, compile=False, passes=1, pieces=1)
+    return replace(part, head_ways=1, expert_ways=0, scores="blocks")
 
 
 def _with_in_flight(
@@ -192,6 +191,7 @@ def _stages(
             pieces=stage.pieces,
             head_ways=stage.head_ways,
             expert_ways=stage.expert_ways,
+            scores=stage.scores,
             sample_shares=stage.sample_shares or (),
             state_shares=stage.state_shares or (),
         )
@@ -253,11 +253,12 @@ def _refuse_without_effect(
             if not held and value not in (None, "off", False):
                 expected = "null on a stage without layers"
                 raise ConfigError(f"{key}.{name}", value, expected, "It is for layers alone.")
-        for name in ("pieces", "head_ways"):
+        for name, usual in (("pieces", 1), ("head_ways", 1), ("scores", "blocks")):
             value = dict(stage)[name]
-            if not held and value > 1:
+            if not held and value != usual:
                 hint = "It is for layers alone."
-                raise ConfigError(f"{key}.{name}", value, "1 on a stage without layers", hint)
+                expected = f"{usual} on a stage without layers"
+                raise ConfigError(f"{key}.{name}", value, expected, hint)
 
 
 def check_order(order: Sequence[str] | None, sizes: Mapping[str, int], key: str) -> None:

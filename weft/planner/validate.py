@@ -24,11 +24,12 @@ from weft.plan.borders import Layers, Place, is_place
 from weft.plan.layout import SAMPLES, Dim
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
-from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
+from weft.plan.plan import PipelinePlan, Plan, Scores, StagePlan, ZeroLevel
 from weft.plan.tiling import split_by_weight
 from weft.planner.casts import check_casts
 from weft.planner.domains import check_domains
 from weft.planner.heads import check_heads
+from weft.planner.long_samples import BY_HEADS, check_chunks, check_scores
 from weft.planner.sites import check_sites
 from weft.precision.registry import PRECISIONS
 from weft.precision.roles import TIERS
@@ -132,6 +133,7 @@ def _check_values(plan: Plan) -> None:
         _refuse_other(f"{where}.pieces", stage.pieces, int)
         _refuse_other(f"{where}.head_ways", stage.head_ways, int)
         _refuse_other(f"{where}.expert_ways", stage.expert_ways, int)
+        _refuse_unnamed(f"{where}.scores", stage.scores, get_args(Scores))
         _refuse_unnamed(f"{where}.precision", stage.precision, names_of("precisions"))
         check_asked(f"{where}.recompute", stage.recompute, len(stage.blocks))
         _refuse_unnamed(f"{where}.zero", stage.zero, get_args(ZeroLevel))
@@ -273,6 +275,8 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
         refuse_idle_work(keys, dict(stage.mesh.axes), stage.passes, micro, stage.sample_shares)
         _check_pieces(f"{where}.stages[{s}].pieces", stage)
         _check_neighbours(f"{where}.stages[{s}]", stage)
+        check_scores(f"{where}.stages[{s}].scores", stage)
+        check_chunks(f"{where}.stages[{s}].recompute", stage)
 
 
 def check_shares(where: str, stage: StagePlan, micro: int) -> None:
@@ -388,9 +392,6 @@ def _check_neighbours(where: str, stage: StagePlan) -> None:
             raise ConfigError(f"{where}.{axis.near_key}", near, f"a divisor of {name} ({ways})")
 
 
-_BY_HEADS = next(name for name, axis in AXES.items() if axis.near_key == "head_ways")
-
-
 def refuse_idle_heads(plan: Plan, dims: Collection[Dim]) -> None:
     """Every rank has a head where neighbours divide them.
 
@@ -402,7 +403,7 @@ def refuse_idle_heads(plan: Plan, dims: Collection[Dim]) -> None:
             continue
         least = least_heads(dims, stage.mesh)
         if stage.head_ways > least:
-            ways = stage.mesh.size(_BY_HEADS)
+            ways = stage.mesh.size(BY_HEADS)
             allowed = [n for n in range(1, least + 1) if ways % n == 0]
             hint = f"Each rank needs a head, and other axes leave {least}."
             key = f"pipelines[{p}].stages[{s}].head_ways"

@@ -48,6 +48,8 @@ class Mode:
     """What it wraps: a part that blocks name (``weft.nn.stage.Part``); empty: the whole block."""
     branch: Literal["", "attention", "feed_forward"] = ""
     """Of a layer, where that part lies; empty: in both. It does nothing to a layer without it."""
+    chunk_tokens: int = 0
+    """Tokens of a rank that what it wraps takes at once at most; it looks at each alone. 0: all."""
     items: frozenset[Item] = frozenset()
     """What it drops."""
     again: Mapping[str, float] = field(default_factory=lambda: NOTHING)

@@ -13,18 +13,24 @@ def layout(spec: EncoderSpec) -> dict[str, Layout]:
     classes = Dim(name="classes", size=spec.num_classes, width=True)
     hidden = (SAMPLES, seq, d_model)
     enters, leaves = Edge(hidden, "stream", "inner"), Edge(hidden, "inner", "stream")
-    places = Edge((SAMPLES, seq), "inner", "stream")
+    tokens, places = (Edge((SAMPLES, seq), "batch", form) for form in ("inner", "stream"))
     rows = Dim(name="positions", size=spec.seq_len)
     norm = Layout(params={"weight": (d_model,), "bias": (d_model,)})
     result = {
         "": Layout(),
         "embed": Layout(
-            kind="Embedding", params={"weight": (vocab, d_model)}, sums=vocab, gives=leaves
+            kind="Embedding",
+            params={"weight": (vocab, d_model)},
+            sums=vocab,
+            takes={0: tokens},
+            gives=leaves,
         ),
         "positions": Layout(params={"weight": (rows, d_model)}, takes={0: places}),
         "norm": norm,
         "head": Layout(params={"weight": (classes, d_model)}),
-        "cross_entropy": Layout(kind="LinearCrossEntropy", takes={0: enters}, sums=classes),
+        "cross_entropy": Layout(
+            kind="LinearCrossEntropy", takes={0: enters}, sums=classes, mixes=seq
+        ),
     }
 
     def row(inputs: Dim) -> Layout:
@@ -34,7 +40,7 @@ def layout(spec: EncoderSpec) -> dict[str, Layout]:
     column = Layout(params={"weight": (heads, d_model)})
     block = {
         "attn_norm": norm,
-        "attn": Layout(takes={0: enters}),
+        "attn": Layout(kind="Masked" if spec.hides else "Attention", takes={0: enters}, mixes=seq),
         "attn.q": column,
         "attn.k": column,
         "attn.v": column,

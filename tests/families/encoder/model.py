@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from families.encoder.sizes import EncoderSpec
 from torch import Tensor, nn
 
+from weft.nn.attention import Attention
 from weft.nn.context import Context
 from weft.nn.losses import LinearCrossEntropy
 from weft.nn.stage import STREAM, Output, Term, Terms, Tree, Unit
@@ -17,7 +18,9 @@ HIDDEN = 5
 """Tokens that are divisible by it are not looked at."""
 
 
-class Attention(nn.Module):
+class Masked(nn.Module):
+    """Attention to the tokens that are not hidden."""
+
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
         self.d_head = spec.d_head
@@ -34,6 +37,18 @@ class Attention(nn.Module):
         return self.o(mixed.transpose(1, 2).flatten(2))
 
 
+class Unmasked(Attention):
+    """Attention to all tokens."""
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        heads = {"num_heads": spec.num_heads, "num_kv_heads": spec.num_kv_heads}
+        super().__init__(spec.d_model, spec.d_head, **heads)
+        self.both_ways()
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        return super().forward(x, None, None)
+
+
 class FeedForward(nn.Module):
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
@@ -48,7 +63,7 @@ class Block(nn.Module):
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
         self.attn_norm, self.ff_norm = nn.LayerNorm(spec.d_model), nn.LayerNorm(spec.d_model)
-        self.attn, self.ff = Attention(spec), FeedForward(spec)
+        self.attn, self.ff = (Masked if spec.hides else Unmasked)(spec), FeedForward(spec)
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:
         x = x + self.attn(self.attn_norm(x), seen)

@@ -14,6 +14,8 @@ class EncoderSpec(ModelSpec):
     num_heads: int
     num_kv_heads: int
     num_classes: int
+    hides: bool = True
+    """Some tokens are not looked at."""
 
     def splits_over(self, tp: int) -> bool:
         return self.num_heads % tp == 0 and self.num_classes >= tp
@@ -22,20 +24,19 @@ class EncoderSpec(ModelSpec):
         return replace(self, num_layers=min(self.num_layers, 4))
 
 
-SIZES = {
-    "tiny": EncoderSpec(
-        family="encoder",
-        d_model=16,
-        d_ff=24,
-        d_head=4,
-        num_layers=4,
-        num_heads=4,
-        num_kv_heads=4,
-        vocab_size=31,
-        seq_len=16,
-        num_classes=5,
-    )
-}
+TINY = EncoderSpec(
+    family="encoder",
+    d_model=16,
+    d_ff=24,
+    d_head=4,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=4,
+    vocab_size=31,
+    seq_len=16,
+    num_classes=5,
+)
+SIZES = {"tiny": TINY, "all-seen": replace(TINY, hides=False)}
 
 
 def param_specs(spec: EncoderSpec) -> list[ParamSpec]:
@@ -79,4 +80,5 @@ def shape(spec: EncoderSpec) -> ModelShape:
         d_head=spec.d_head,
         vocab_size=spec.vocab_size,
         gated=False,
+        causal=False,
     )

@@ -91,6 +91,7 @@ def _rows(plan: Plan) -> Iterator[dict[str, str]]:
             "passes": str(stage.passes) if stage.passes > 1 else "",
             "pieces": str(stage.pieces) if stage.pieces > 1 else "",
             "head ways": str(stage.head_ways) if stage.head_ways > 1 else "",
+            "scores": stage.scores.removeprefix("blocks"),
             "expert ways": str(stage.expert_ways) if stage.expert_ways else "",
             "samples by": " : ".join(map(str, stage.sample_shares)),
             "keeps": " : ".join(map(str, stage.state_shares)),

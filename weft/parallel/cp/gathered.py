@@ -8,15 +8,17 @@ from torch import Tensor
 
 from weft.nn.causal_attention import causal_attention
 from weft.nn.documents import Packed
+from weft.nn.full_attention import full_attention
 from weft.parallel.division import Division
 from weft.parallel.runtime import Lying, Sum
 from weft.plan.layout import Shard
 
 
 class Gathered:
-    """``causal_attention`` of this rank's queries to the keys and values of all ranks."""
+    """Attention of this rank's queries to the keys and values of all ranks."""
 
-    def __init__(self, total: Sum) -> None:
+    def __init__(self, total: Sum, *, causal: bool) -> None:
+        self._causal = causal
         self._own = total.parts[total.group.position]
         self._keys = Division(total.group, Lying(Shard(1), total.parts), ("keys", "keys"))
 
@@ -24,6 +26,10 @@ class Gathered:
         """``q`` and the result ``[batch, own seq, heads, d_head]``, ``k`` and ``v`` likewise."""
         whole = self._keys.gather(torch.cat((k, v), dim=2))  # [batch, seq, 2 kv_heads, d_head]
         keys, values = whole.chunk(2, dim=2)
+        if not self._causal:
+            return full_attention(
+                q, keys, values, None if packed is None else packed.those(self._own)
+            )
         parts = torch.split(q, [len(part) for part in self._own], dim=1)
         return torch.cat(
             [

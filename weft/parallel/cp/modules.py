@@ -14,6 +14,7 @@ from weft.nn.documents import Packed
 from weft.nn.losses import LinearCrossEntropy
 from weft.parallel.cp.gathered import Gathered
 from weft.parallel.cp.ring import Ring
+from weft.parallel.cp.rows import Rows
 from weft.parallel.cp.ulysses import Attend, Ulysses, among_groups
 from weft.parallel.division import Division
 from weft.parallel.pair import Pair
@@ -26,24 +27,29 @@ def own_queries(attention: nn.Module, total: Sum) -> nn.Module:
     """Let attention compute this rank's queries; documents are of whole samples."""
     assert isinstance(attention, Attention), f"{attention} has no core"
     ways = total.group.near_ways
-    core: Attend = causal_attention
+    core: Attend = attention.core.call
     if ways < total.group.size:
-        core = _Core(among_groups(total))
+        core = _Core(among_groups(total), causal=attention.causal)
     attention.core.call = core if ways == 1 else Ulysses(total, core)
     return attention
 
 
 class _Core:
-    """Keys go round where attention is computed in our own blocks, and are gathered for kernels."""
+    """Keys go round where attention is computed in our own blocks or in whole rows of scores, and
+    are gathered for kernels."""
 
-    def __init__(self, total: Sum) -> None:
-        self._ring, self._gathered = Ring(total), Gathered(total)
+    def __init__(self, total: Sum, *, causal: bool) -> None:
+        self._in_rows = total.group.scores == "rows"
+        self._ring: Attend = Ring(total, causal=causal)
+        if self._in_rows:
+            self._ring = Rows(total, causal=causal)
+        self._gathered = Gathered(total, causal=causal)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> Tensor:
         """``q`` and the result ``[batch, own seq, heads, d_head]``, ``k`` and ``v`` likewise."""
         if not len(q):
             return causal_attention(q, k, v, packed)
-        if q.device.type != HOST:
+        if q.device.type != HOST and not self._in_rows:
             return self._gathered(q, k, v, packed)
         if torch.compiler.is_compiling():
             from weft.parallel.cp import uncompiled

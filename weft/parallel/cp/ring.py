@@ -7,7 +7,7 @@ keys and values, in fp32 or fp64, go with them until they are back where the key
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.axes.held import Ranges
 from weft.comm.comm import Arriving
-from weft.nn.attention_parts import Keys, Queries
+from weft.nn.attention_parts import Keys, Queries, Sight
 from weft.nn.causal_attention import by_head, by_key_head, from_head
 from weft.nn.documents import Packed
 from weft.nn.norm import wide_dtype
@@ -24,9 +24,10 @@ from weft.parallel.runtime import AxisGroup, Sum
 
 
 class Ring:
-    """``causal_attention`` of this rank's queries to the keys and values of all ranks."""
+    """Attention of this rank's queries to the keys and values of all ranks."""
 
-    def __init__(self, total: Sum) -> None:
+    def __init__(self, total: Sum, *, causal: bool) -> None:
+        self.causal = causal
         self.group: AxisGroup = total.group
         self.parts: Sequence[Ranges] = total.parts
         """By rank, the places that it has."""
@@ -55,6 +56,18 @@ class Ring:
             if arriving is not None:
                 held = arriving()
 
+    def returned(self, own: Tensor, gradient: Callable[[Ranges, Tensor], Tensor]) -> Tensor:
+        """What every rank says is the gradient of this one's ``own``, added up as it goes round
+        beside what it is of."""
+        coming: Arriving[Tensor] | None = None
+        for step, (places, held) in enumerate(self.round(own)):
+            of_held = gradient(places, held)
+            if coming is not None:
+                of_held += coming()
+            coming = self.passed_on(of_held, self.group.position - step - 1)
+        assert coming is not None, "a ring of no ranks"
+        return coming()
+
     def passed_on(self, x: Tensor, number: int) -> Arriving[Tensor]:
         """Start to give ``x`` ``[batch, seq, ..]`` to the next rank, and to get what is of the
         places of the ``number``-th rank from the one before."""
@@ -62,7 +75,7 @@ class Ring:
         nothing = x[:, :0]
         parts, sizes = [nothing] * size, [nothing.shape] * size
         seq = sum(map(len, self.parts[number % size]))
-        parts[(position + 1) % size] = x
+        parts[(position + 1) % size] = x.contiguous()
         sizes[(position - 1) % size] = torch.Size((x.shape[0], seq, *x.shape[2:]))
         comm, ranks = self.group.comm, self.group.ranks
         arriving = comm.exchange(parts, sizes, name="keys", group=ranks)
@@ -100,32 +113,27 @@ class _Attention(torch.autograd.Function):
         deltas = [by_key_head(x, kv_heads)[..., 0] for x in torch.split(products, sizes, dim=1)]
         d_queries = [torch.zeros_like(queries.q, dtype=wide_dtype(q)) for queries in mine]
         each = list(zip(mine, log_sums, d_results, deltas, d_queries, strict=True))
-        coming: Arriving[Tensor] | None = None
-        for step, (places, held) in enumerate(ring.round(torch.cat((k, v), dim=2))):
+
+        def gradient(places: Ranges, held: Tensor) -> Tensor:
             found = []
             for keys in _keys(places, held):
                 grads = [queries.gradients(keys, *more) for queries, *more in each]
                 found.append(torch.cat([_summed(of, batch) for of in zip(*grads, strict=True)], 2))
-            d_held = torch.cat(found, dim=1)
-            if coming is not None:
-                d_held += coming()
-            coming = ring.passed_on(d_held, ring.group.position - step - 1)
-        assert coming is not None, "a ring of no ranks"
-        d_k, d_v = coming().to(k.dtype).chunk(2, dim=2)
+            return torch.cat(found, dim=1)
+
+        d_held = ring.returned(torch.cat((k, v), dim=2), gradient)
+        d_k, d_v = d_held.to(k.dtype).chunk(2, dim=2)
         d_q = torch.cat([_by_token(x.to(q.dtype), batch) for x in d_queries], dim=1)
         return d_q, d_k, d_v, None, None
 
 
 def _queries(q: Tensor, kv_heads: int, first: Tensor | None, ring: Ring) -> list[Queries]:
     """This rank's, a part each."""
-    parts = torch.split(q, [len(part) for part in ring.own], dim=1)
+    packed, sizes = None if first is None else Packed(first, None), [*map(len, ring.own)]
+    sights = Sight.of(q, packed, ring.own, causal=ring.causal).split(sizes)
     return [
-        Queries(
-            part,
-            by_key_head(mine, kv_heads),
-            None if first is None else first[:, part.start : part.stop],
-        )
-        for part, mine in zip(ring.own, parts, strict=True)
+        Queries(by_key_head(mine, kv_heads), sight)
+        for mine, sight in zip(torch.split(q, sizes, dim=1), sights, strict=True)
     ]
 
 

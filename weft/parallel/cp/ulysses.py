@@ -26,7 +26,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Packed | None], Tensor]
 
 
 class Ulysses:
-    """``causal_attention`` of this rank's queries to the keys and values of all ranks."""
+    """Attention of this rank's queries to the keys and values of all ranks."""
 
     def __init__(self, total: Sum, attend: Attend) -> None:
         """``attend``: by this rank's heads, of all that its neighbours have."""

@@ -6,12 +6,12 @@ Imported only then: PyTorch's compiler takes seconds to import, and most runs do
 import torch
 
 from weft.nn.documents import Packed
-from weft.parallel.cp.ring import Ring
+from weft.parallel.cp.ulysses import Attend
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def attention(
-    ring: Ring, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packed: Packed | None
+    attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packed: Packed | None
 ) -> torch.Tensor:
-    """As the ring's."""
-    return ring(q, k, v, packed)
+    """As ``attend``."""
+    return attend(q, k, v, packed)

@@ -72,8 +72,9 @@ def lightest(plan: Plan, places: Sequence[Where], fits: Fits, seconds: Seconds) 
 
 def _bases() -> tuple[Recompute, ...]:
     """What layers may recompute that are not made again as a whole: nothing, or modes of which
-    none covers another."""
-    parts = [mode.name for mode in MODES.values() if mode.is_on and mode.name != ALL]
+    none covers another. Those that go by chunks lower no more of what is kept than others."""
+    modes = (mode for mode in MODES.values() if mode.is_on and not mode.chunk_tokens)
+    parts = [mode.name for mode in modes if mode.name != ALL]
     sets = (found for size in range(len(parts) + 1) for found in combinations(parts, size))
     return tuple("+".join(found) for found in sets if reduced(found) == found)
 

@@ -123,6 +123,7 @@ class Costs:
                 recompute=slabs_of(section.recompute, 0),
                 dtype=dtype_of(self.workload.precision),
                 gathers_keys=not self._eager[section.pool],
+                in_chunks=True,
                 eager=self._eager[section.pool],
                 wide_products=self.workload.training.wide_products,
             ),

@@ -144,6 +144,8 @@ def _section(stage: StagePlan, cluster: ClusterView) -> Section:
         raise OutsideError("it sends everything inside layers in one piece")
     if stage.head_ways > 1:
         raise OutsideError("it divides heads among neighbours only in the few plans it ends with")
+    if stage.scores != "blocks":
+        raise OutsideError("it keeps no rows of scores")
     first = 0
     for number, pool in enumerate(cluster.pools):
         if stage.mesh.ranks[0] < first + pool.num_chips:
