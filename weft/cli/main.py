@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from weft.cli import bench, checkpoint, chips, elastic, runs
+from weft.cli import bench, checkpoint, chips, elastic, grow, runs
 from weft.cli.chat import chat
 from weft.cli.compare import compare, verify
 from weft.cli.doctor import doctor
@@ -87,6 +87,7 @@ app.command(rich_help_panel=TRAINING)(init)
 app.command(rich_help_panel=TRAINING, context_settings=OVERRIDES)(spread(train, TrainOptions))
 app.command(rich_help_panel=TRAINING)(chat)
 app.command(rich_help_panel=TRAINING)(generate)
+app.add_typer(grow.app, name="grow", rich_help_panel=TRAINING)
 app.command(rich_help_panel=PLANNING, context_settings=OVERRIDES)(spread(plan, PlanOptions))
 app.command(rich_help_panel=PLANNING)(lab)
 app.add_typer(bench.app, name="bench", rich_help_panel=PLANNING)

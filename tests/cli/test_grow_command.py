@@ -1,0 +1,41 @@
+"""``weft grow``: a run, the larger model that it becomes, and training that goes on there."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from weft.checkpoint.reader import open_checkpoint
+from weft.cli.main import run
+
+TINY = [
+    *("data.path=text.txt", "data.tokenizer=bytes", "data.seq_len=32", "plan.shares=[1]"),
+    *("model.d_model=16", "model.d_ff=24", "model.d_head=8", "model.num_layers=2"),
+    *("model.num_heads=2", "model.num_kv_heads=1", "batch.samples=4", "batch.micro=2"),
+    *("train.eval_samples=8", "compute.device=cpu", "compute.precision=fp32", "train.steps=3"),
+    *("sample.prompts=[]", "metrics.report=false"),
+]
+
+
+def test_a_run_grows_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("\n\n".join("abcdefgh" * 40 for _ in range(60)))
+    assert run(["train", "debug", "--out", "small", "--quiet", *TINY]) == 0
+    capsys.readouterr()
+    grow = ["grow", "width", "small", "wide", "--d-model", "24", "--num-heads", "4"]
+    assert run([*grow, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["grown"] == "wide/checkpoints/step-00000000" and said["keeps_function"]
+    assert said["moments"] == "kept" and said["params"][0] < said["params"][1]
+    assert run(["grow", "experts", "wide", "many", "--count", "4"]) == 0
+    assert "weft train many/model.yaml --out many" in capsys.readouterr().out
+    assert run(["train", "many/model.yaml", "--out", "many", "--quiet", "seed=1"]) == 0
+    last = open_checkpoint(Path("many"))
+    assert (last.step, last.state["updates"]) == (3, 6)  # moments were taken over
+    losses = [json.loads(Path(each, "summary.json").read_text()) for each in ("small", "many")]
+    small, many = (each["held_out"]["loss"] for each in losses)
+    assert many < small
+    assert run(grow) == 2
+    assert "OUT = " in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Larger models from the weights of a smaller one: wider, deeper, with experts."""
