@@ -15,7 +15,7 @@ from weft.cost.sent import sent_by_plan
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import param_specs
 from weft.optim.registry import training_of
-from weft.plan.model import ModelSpec
+from weft.plan.model import ExpertsSpec, ModelSpec
 from weft.plan.plan import Plan
 
 PADDING = 0.01
@@ -48,6 +48,11 @@ COUNTED = {
             "{stages: [{zero: 1, layers: 1}, {zero: 1}]}]"
         ],
         [
+            "plan.stages=[{dp: 2, ep: 2, zero: 3, layers: 2}, {ep: 2, tp: 2}]",
+            "batch.micro=4",
+            "model.experts={count: 4, top_k: 2}",
+        ],
+        [
             "plan.stages=[{dp: 2, zero: 1, layers: 2}, {tp: 2}]",
             'optim.groups=[{params: "layers.0.*", trainable: false}]',
         ],
@@ -66,6 +71,7 @@ COUNTED = {
         "level 3",
         "cut",
         "unlike pipelines",
+        "experts",
         "frozen",
         "head",
     ],
@@ -75,7 +81,8 @@ def test_predicted_is_what_is_counted(plan: list[str], here: Path) -> None:
     model = [*SHAPE, "model.num_kv_heads=4", "model.num_layers=3", "batch.samples=8"]
     assert run([*arguments, *model, *plan]) == 0
     rows = 2048 if "model.vocab_size=2048" in plan else 257
-    model_spec = replace(spec(), vocab_size=rows)
+    experts = ExpertsSpec(count=4, top_k=2) if "model.experts" in plan[-1] else None
+    model_spec = replace(spec(), vocab_size=rows, experts=experts)
     record = json.loads((here / "mine/comm.json").read_text())
     counted: Counter[str] = Counter()
     for row in record["per_step"]:
@@ -95,6 +102,9 @@ def test_predicted_is_what_is_counted(plan: list[str], here: Path) -> None:
     slack = PADDING * sum(counted.values()) / 10
     for name in COUNTED:
         assert predicted[name] == pytest.approx(counted[name], rel=PADDING, abs=slack), name
+    evenly = predicted["experts"]  # which a gate that has just begun almost does
+    assert evenly == pytest.approx(counted["experts"], rel=0.15)
+    assert (evenly > 0) == (experts is not None)
 
 
 def spec() -> ModelSpec:

@@ -295,10 +295,14 @@ def _holding_the_same(plan: Plan, p: int, s: int) -> list[Mesh]:
     return [other.mesh for _, _, other in plan.stages_with(some)]
 
 
-def alike(mesh: Mesh, rank: int | None = None) -> Iterator[int]:
-    """Ranks that hold the same parameters as ``rank``, or the first such group: it reaches as far
-    as the others."""
+def alike(mesh: Mesh, rank: int | None = None, *, experts: bool = False) -> Iterator[int]:
+    """Ranks that hold the same parameters as ``rank``, or the same experts; or the first such
+    group: it reaches as far as the others."""
     here = mesh.coordinate(mesh.ranks[0] if rank is None else rank)
-    axes = [(name, range(size)) for name, size in mesh.axes if DIVISIONS[name].copies]
+    axes = [
+        (name, range(size))
+        for name, size in mesh.axes
+        if DIVISIONS[name].copies and not (experts and DIVISIONS[name].param)
+    ]
     for at in product(*(positions for _, positions in axes)):
         yield mesh.rank_at(**{**here, **{name: n for (name, _), n in zip(axes, at, strict=True)}})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from math import floor
+from math import ceil, floor
 from types import MappingProxyType
 
 from weft.cost.activations import logits, stage_away, stage_kept, stage_working
@@ -104,6 +104,8 @@ def stage_params(
 ) -> tuple[float, float]:
     """Parameters of one rank of a stage: those that every token uses, and experts."""
     split, several = share(axes, "d_ff"), share(axes, "experts")
+    many = shape.experts.num_experts if shape.experts else 1
+    held = ceil(many / several) / many  # by the rank that has most
     dense = experts = 0.0
     for first, end in in_parts(layers):
         branch: Branch | None = None
@@ -111,7 +113,7 @@ def stage_params(
             branch = "attention" if first % 1 == 0 else "feed_forward"
         dense += shape.dense_params(floor(first), branch) / split
         if branch != "attention":
-            experts += shape.expert_params(floor(first)) / (split * several)
+            experts += shape.expert_params(floor(first)) * held / split
     tables = shape.table_params / share(axes, "vocab")
     dense += (tables + shape.num_positions * shape.d_model) * embeds
     if predicts:

@@ -15,7 +15,7 @@ from weft.cost.choice import Group
 from weft.cost.times import BorderTimes
 from weft.cost.traffic import Fabric
 from weft.cost.work import DIVISIONS, StageWork, stride, width_of
-from weft.models.shape import Branch, ModelShape
+from weft.models.shape import Branch, ExpertShape, ModelShape
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Precision
 from weft.precision.casts import BLOCK, CASTS
@@ -51,7 +51,11 @@ class LayerSend(NamedTuple):
                 return self.times * fabric.seconds("all_gather", self.num_bytes, self.group)
             case "experts":
                 return self.times * fabric.dispatch_seconds(
-                    self.num_bytes, self.copies, self.group, most_nodes=self.most_nodes
+                    self.num_bytes,
+                    self.copies,
+                    self.group,
+                    most_nodes=self.most_nodes,
+                    in_turn=not DIVISIONS[self.axis].borrowed,
                 )
 
 
@@ -67,17 +71,26 @@ def layer_sends(
     residual = work.wide * work.tokens * shape.d_model
     attends, feeds = shape.num_heads > 0 and branch != "feed_forward", branch != "attention"
     mixture = shape.experts if experts and feeds else None
+    divided = feeds * _adds_up(mixture, work)
     for axis, size in work.axes:
         inner, group = DIVISIONS[axis].inner, Group(size, stride(work.axes, axis))
-        dense = feeds * (mixture is None or mixture.shared_d_ff > 0)
-        sums = ("heads" in inner) * attends + ("d_ff" in inner) * dense
+        sums = ("heads" in inner) * attends + ("d_ff" in inner) * divided
         if sums:
             yield LayerSend("sums", axis, group, residual, sums)
         if "seq" in inner and attends:
             yield from _attention_sends(shape, work, axis, group)
         if "experts" in inner and mixture is not None:
-            tokens = residual / work.share("d_ff")
+            # Ours go to each who has a part of the expert's channels.
+            tokens = residual / work.share("d_ff") ** DIVISIONS[axis].borrowed
             yield LayerSend("experts", axis, group, tokens, 2, mixture.top_k, mixture.most_nodes)
+
+
+def _adds_up(mixture: ExpertShape | None, work: StageWork) -> bool:
+    """Ranks that divide hidden channels add up what comes of a feed-forward. Experts of ranks of
+    any axes are whole, and only one that every token visits is divided."""
+    if mixture is None or not any(DIVISIONS[axis].borrowed for axis, _ in work.axes):
+        return True
+    return mixture.shared_d_ff > 0
 
 
 def _attention_sends(

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby, pairwise
 from math import prod
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from weft.cluster.view import ClusterView, Reach
@@ -92,7 +93,8 @@ def _inside(
     again ends before its last sum. Each end gathers once and scatters once.
     """
     stage = pipeline.stages[number]
-    work = choice_of(pipeline, number, seq_len).work._replace(samples=pipeline.samples)
+    work = choice_of(pipeline, number, seq_len).work
+    work = work._replace(samples=pipeline.samples / work.share("samples"))
     width = width_of(stage.precision)
     many = prod(size for _, size in work.axes)
     predicts = work.predicts > 0  # a part of the head as much: all tokens, and all their numbers
@@ -131,7 +133,7 @@ def _once(
     plan: Plan, piece: _Piece, training: Training
 ) -> Iterator[tuple[Purpose, Sequence[int], float]]:
     """Of what ranks hold in common, with those that talk: inside each domain, then between them."""
-    ranks = [rank for _, stage in piece.stages for rank in alike(stage.mesh)]
+    ranks = [rank for _, s in piece.stages for rank in alike(s.mesh, experts=piece.experts)]
     state = training.state(piece.stages[0][1].precision)
     domains = plan.by_domain(ranks)
     for domain in domains:
@@ -154,6 +156,8 @@ class _Piece(NamedTuple):
     where no head follows the last one's, which it keeps from a forward to its backward."""
     level: int
     """The lowest of all stages that have some of such a parameter."""
+    experts: bool = False
+    """Of experts that some stages divide among ranks which hold all else alike."""
 
     def within(self, domain: Collection[int]) -> _Piece:
         """As the ranks of one domain hold it."""
@@ -186,21 +190,23 @@ class _Piece(NamedTuple):
         return backwards * once, state.weight * gathered
 
 
-_Part = tuple[frozenset[UnitName], range]
-"""What has the same holders: units of the model, and of the head's rows which; none: all."""
+_Part = tuple[frozenset[UnitName], range, bool]
+"""What has the same holders: units of the model; of the head's rows which, none: all; experts that
+are divided."""
 
 
 def _pieces(plan: Plan, spec: ModelSpec, training: Training) -> Iterator[_Piece]:
     """The ends of the model, and runs of layers that no pipeline cuts. Of the head's rows one for
     all that the same stages have."""
     numels, last = _numels(plan, spec, training), plan.places[-1]
-    for (end, stages), run in groupby(numels, key=partial(_held, plan)):
+    in_turn = sorted(numels, key=itemgetter(2))  # a layer after the other, of either kind
+    for (end, stages, experts), run in groupby(in_turn, key=partial(_held, plan)):
         runs = list(run)
         counts = [numels[key] for key in runs]
         stays = counts[0] + (0 if last in runs[-1][0] else counts[-1])
         holders = tuple((plan.pipelines[p], stage) for p, _, stage in stages)
         level = min(stage.zero for key in runs for _, _, stage in plan.stages_with(key[0]))
-        yield _Piece(sum(counts), holders, end, stays, level)
+        yield _Piece(sum(counts), holders, end, stays, level, experts)
 
 
 def _numels(plan: Plan, spec: ModelSpec, training: Training) -> dict[_Part, float]:
@@ -208,24 +214,32 @@ def _numels(plan: Plan, spec: ModelSpec, training: Training) -> dict[_Part, floa
     found: defaultdict[_Part, float] = defaultdict(float)
     cuts, layout, head_dim = plan.cuts, layout_of(spec), FAMILIES[spec.family].head_dim
     rows = sorted({row for _, _, stage in plan.stages() for row in stage.head_rows or ()})
+    cut = _cut_beside_samples(plan)
     for param in param_specs(spec):
         units = frozenset(param.places if param.places & cuts else param.units)
         numel = training.part(param.unit) * param.numel
         names = {dim.name for dim in dims_of_param(param, layout)}
         if not rows or "head" not in units or head_dim not in names:
-            found[units, range(0)] += numel
+            found[units, range(0), not names.isdisjoint(cut)] += numel
             continue
         for low, high in pairwise(rows):
-            found[units, range(low, high)] += numel * (high - low) / rows[-1]
+            found[units, range(low, high), False] += numel * (high - low) / rows[-1]
     return found
 
 
-def _held(plan: Plan, part: _Part) -> tuple[str, list[tuple[int, int, StagePlan]]]:
-    """Which end of the model it is of, and the stages that have it."""
-    units, rows = part
+def _cut_beside_samples(plan: Plan) -> set[str]:
+    """Dimensions of parameters that ranks divide which hold all else alike."""
+    sizes = {axis for _, _, stage in plan.stages() for axis in stage.mesh.axes}
+    used = [DIVISIONS[name] for name, size in sizes if size > 1]
+    return {dim for division in used if division.copies for dim in division.param}
+
+
+def _held(plan: Plan, part: _Part) -> tuple[str, list[tuple[int, int, StagePlan]], bool]:
+    """Which end of the model it is of, the stages that have it, and whether it is of experts."""
+    units, rows, experts = part
     ends = [unit for unit in units if isinstance(unit, str)]
     having = [each for each in plan.stages_with(units) if _has(each[2], rows)]
-    return min(ends, default=""), having
+    return min(ends, default=""), having, experts
 
 
 def _has(stage: StagePlan, rows: range) -> bool:

@@ -102,13 +102,19 @@ class Fabric:
         return min(rate, self.site_bytes_s * group.size / group.sites)
 
     def dispatch_seconds(
-        self, num_bytes: float, copies: int, group: Group, *, most_nodes: int = 0
+        self,
+        num_bytes: float,
+        copies: int,
+        group: Group,
+        *,
+        most_nodes: int = 0,
+        in_turn: bool = False,
     ) -> float:
         """Of sending each token to so many of the group's ranks, chosen evenly.
 
         ``most_nodes``: it crosses to so many nodes at most, to each once, and those who take it
         copy it there; 0: to every rank by itself.
-        ``num_bytes``: of all tokens, one copy each.
+        ``num_bytes``: of all tokens, one copy each. ``in_turn``: inside nodes first, then between.
         """
         if group.size <= 1 or num_bytes <= 0:
             return 0.0
@@ -119,5 +125,11 @@ class Fabric:
             visited = min(nodes * (1 - (1 - 1 / nodes) ** copies), most_nodes)
         inner = num_bytes * copies * (here - 1) / here / self.inside_bytes_s
         outer = num_bytes * visited * (nodes - 1) / nodes / self.across_bytes_s
+        if in_turn and nodes > 1:
+            turns = (
+                self.inside_latency_s * ceil(log2(here)),
+                self.across_latency_s * ceil(log2(nodes)),
+            )
+            return inner + outer + sum(turns)
         latency = self.inside_latency_s if nodes == 1 else self.across_latency_s
         return max(inner, outer) + latency * ceil(log2(group.size))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Annotated
 
@@ -226,5 +227,5 @@ def _equal_stages(pairs: dict[str, str]) -> Iterator[str]:
     schedule = pairs.get("schedule", "1f1b") if num_stages > 1 else "null"
     yield f"plan.stages=[{', '.join([f'{{{inside}}}'] * num_stages)}]"
     yield f"plan.schedule={schedule}"
-    each = [pairs[axis] for axis in SAMPLE_AXES if axis in pairs]
-    yield f"batch.micro={pairs.get('micro', each[0] if each else '1')}"
+    each = [pairs[axis] for axis in SAMPLE_AXES if pairs.get(axis, "").isdecimal()]
+    yield f"batch.micro={pairs.get('micro', prod(map(int, each)))}"

@@ -22,6 +22,9 @@ from weft.schedules.registry import SCHEDULES
 
 SAMPLES = SAMPLE_AXES[0]
 """The axis whose ranks compute different samples with the same parameters."""
+SPREAD = tuple(name for name in SAMPLE_AXES if name != SAMPLES)
+"""Those whose ranks divide something of the layers besides; they may leave a node, and are outside
+those that do not."""
 INSIDE = tuple(name for name in SEARCHED if name not in SAMPLE_AXES)
 """Axes that divide layers, inside a node; outermost first. Every axis whose entry does not say
 otherwise is here by itself: which sizes a model allows, the axis says, and what a size costs and
@@ -32,14 +35,14 @@ LONG = tuple(name for name in NAMES if name not in (*SEARCHED, *SAMPLE_AXES))
 
 
 def mesh_axes(ways: int, inner: Axes) -> Axes:
-    """Of a mesh with so many ranks that hold the same layers."""
+    """Of a mesh with so many ranks that hold the same, and compute other samples."""
     return ((SAMPLES, ways), *inner)
 
 
 @lru_cache(maxsize=1 << 12)
 def inner_of(axes: Axes) -> Axes:
     """Those that divide layers."""
-    return tuple(axis for axis in axes if axis[0] not in SAMPLE_AXES)
+    return tuple(axis for axis in axes if axis[0] != SAMPLES)
 
 
 @lru_cache(maxsize=1 << 12)

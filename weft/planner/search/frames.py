@@ -17,13 +17,15 @@ from typing import NamedTuple
 
 from weft.axes.registry import AXES
 from weft.cost.memory import StageMemory
-from weft.cost.work import Axes
+from weft.cost.work import Axes, share
 from weft.models.registry import dims_of_model
 from weft.plan.plan import Recompute, ZeroLevel
 from weft.planner.problem import Shape
 from weft.planner.search.choice import (
     INSIDE,
     LONG,
+    SAMPLES,
+    SPREAD,
     Section,
     inner_of,
     mesh_axes,
@@ -274,7 +276,8 @@ class Space:
         working, kept = self._activations(pool, inner, section.recompute, b)
         apart = min(section.shard_ways, 1)
         runtime, whole, divided = self._state(pool, inner, section.zero, apart)
-        state = (whole + divided / section.ways) * (1 - 1e-12)
+        ways = section.ways if apart else dict(section.axes)[SAMPLES]
+        state = (whole + divided / ways) * (1 - 1e-12)
         free = self.costs.budgets[section.pool] - working - runtime
         if section.meshes * free < enough * (state + kept):
             return -1.0
@@ -310,12 +313,15 @@ class Space:
         part = self.costs.pools[pool]
         parts = sorted({-(-micro // b) for b in _some_parts(micro)})
         for inner, ways in product(self._inner(pool), parts):
-            near, together = near_ranks(inner), num_ranks(inner) * ways
+            same, rest = divmod(ways, share(inner, "samples"))
+            if rest:
+                continue
+            near, together = near_ranks(inner), num_ranks(inner) * same
             counts = self._mesh_counts(part.num_chips // together)
             counts = [meshes for meshes in counts if self._fills(pool, together * meshes, near)]
             if not counts:
                 continue
-            axes = mesh_axes(ways, inner)
+            axes = mesh_axes(same, inner)
             layer_s = [self._unit(pool, inner, r, -(-micro // ways))[0] for r in recompute]
             for meshes in counts:
                 for how, seconds in zip(recompute, layer_s, strict=True):
@@ -336,7 +342,8 @@ class Space:
         groups = [(inner, num_ranks(inner)) for inner in self._allowed_inner(pool)]
         pairs = [(*both, n) for both in groups for n in self._mesh_counts(chips // both[1])]
         for inner, group, meshes in pairs:
-            for ways in self._ways(min(chips // (group * meshes), self.samples)):
+            samples = self.samples // share(inner, "samples")
+            for ways in self._ways(min(chips // (group * meshes), samples)) if samples else ():
                 if not self._runs(inner):
                     self.unmade["axis"] += 1
                 elif self._fills(pool, group * ways * meshes, near_ranks(inner)):
@@ -366,8 +373,9 @@ class Space:
         for sizes in product(ways, repeat=len(INSIDE)):
             axes = tuple(zip(INSIDE, sizes, strict=True))
             if node % prod(sizes) == 0 and all(AXES[name].allows(dims, n) for name, n in axes):
-                yield axes
-                yield from self._longer(pool, axes)
+                for longer in (axes, *self._longer(pool, axes)):
+                    yield longer
+                    yield from self._spread(pool, longer)
 
     def _longer(self, pool: int, axes: Axes) -> Iterator[Axes]:
         """The same where tokens of each sample are divided too, over parts of a node or nodes."""
@@ -379,6 +387,18 @@ class Space:
                 )
                 if even and AXES[name].allows(self._dims, n):
                     yield ((name, n), *axes)
+
+    def _spread(self, pool: int, axes: Axes) -> Iterator[Axes]:
+        """The same where ranks that compute other samples hold other parts too, as many each."""
+        part, group = self.costs.pools[pool], num_ranks(axes)
+        for name in SPREAD:
+            for n in range(2, part.num_chips // group + 1):
+                if AXES[name].allows(self._dims, n) and self._is_even(name, n):
+                    yield ((name, n), *axes)
+
+    def _is_even(self, name: str, ways: int) -> bool:
+        dims = [dim for dim in self._dims if dim.size and AXES[name].divides(dim, "param")]
+        return not any(dim.size % ways for dim in dims)
 
     def _counts_up_to(self, most: int) -> list[int]:
         """Above a dozen, those with which the fullest mesh has fewer layers, and one more."""

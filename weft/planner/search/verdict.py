@@ -15,6 +15,8 @@ from weft.planner.search.again import MODES_APART
 from weft.planner.search.choice import (
     INSIDE,
     LONG,
+    SAMPLES,
+    SPREAD,
     Apart,
     Line,
     Section,
@@ -149,9 +151,9 @@ def _section(stage: StagePlan, cluster: ClusterView) -> Section:
     first = 0
     for number, pool in enumerate(cluster.pools):
         if stage.mesh.ranks[0] < first + pool.num_chips:
-            every = ((name, stage.mesh.size(name)) for name in (*LONG, *INSIDE))
+            every = ((name, stage.mesh.size(name)) for name in (*SPREAD, *LONG, *INSIDE))
             inner = tuple(axis for axis in every if axis[0] in INSIDE or axis[1] > 1)
-            axes = mesh_axes(stage.mesh.sample_ways, inner)
+            axes = mesh_axes(stage.mesh.size(SAMPLES), inner)
             return Section(number, axes, 1, stage.recompute, stage.zero)
         first += pool.num_chips
     raise AssertionError(f"rank {stage.mesh.ranks[0]} of {cluster.world_size}")

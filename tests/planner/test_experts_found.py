@@ -1,0 +1,69 @@
+"""Experts divided in the search: the best of all plans that there are, where dividing pays."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from benchmarks.every_plan import WITHOUT_LIMIT, every_pipeline, fits, pool
+from weft.axes.held import check_mesh
+from weft.cluster.view import ChipPool, ClusterView
+from weft.models.llama.sizes import SIZES
+from weft.models.registry import dims_of_model
+from weft.plan.mesh import Mesh
+from weft.plan.model import ExpertsSpec
+from weft.plan.plan import Plan
+from weft.planner.problem import Options, Problem, Workload
+from weft.planner.search import search
+from weft.planner.validate import validate_plan
+from weft.simulate.step import time_of_plan
+
+H100, SEQ_LEN, SAMPLES = "H100-SXM5-80GB", 2048, 4
+SPEC = replace(
+    SIZES["mixtral-8x7b"],
+    num_layers=2,
+    seq_len=SEQ_LEN,
+    experts=ExpertsSpec(count=4, top_k=2, balance=0.02),
+)
+CASES: dict[str, tuple[ChipPool, ...]] = {
+    "one node": (pool(H100, 45, 4),),
+    "two nodes": (pool(H100, 60, 2, 2, gbit=400),),
+    "one chip": (pool(H100, 80, 1),),
+}
+
+
+def divided(plan: Plan) -> Iterator[Plan]:
+    """The plan, and it with the experts divided among ranks of each mesh in every even way."""
+    (pipeline,) = plan.pipelines
+    yield plan
+    for ways in (2, 4):
+        stages = []
+        for stage in pipeline.stages:
+            same, rest = divmod(stage.mesh.size("dp"), ways)
+            axes = (("dp", same), ("ep", ways), ("tp", stage.mesh.size("tp")))
+            stages.append(stage if rest else replace(stage, mesh=Mesh(stage.mesh.ranks, axes)))
+        if any(stage.mesh.size("ep") > 1 for stage in stages):
+            yield replace(plan, pipelines=(replace(pipeline, stages=tuple(stages)),))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_found_is_the_fastest_of_all(name: str) -> None:
+    best, ways = inf, 1
+    for one, used in every_pipeline(CASES[name], SPEC.num_layers, SAMPLES, shared=False):
+        for plan in divided(one):
+            if fits(plan, SPEC, used, SEQ_LEN, used.world_size):
+                step_s = time_of_plan(plan, SPEC, used, seq_len=SEQ_LEN).step_s
+                if step_s < best:
+                    best = step_s
+                    ways = max(stage.mesh.size("ep") for _, _, stage in plan.stages())
+    workload = Workload(spec=SPEC, seq_len=SEQ_LEN, samples=SAMPLES)
+    options = Options(effort=WITHOUT_LIMIT)
+    found = search(Problem(workload, ClusterView(CASES[name]), options=options)).best
+    assert found.time.step_s <= best * (1 + 1e-9)
+    chosen = [stage.mesh.size("ep") for _, _, stage in found.plan.stages()]
+    assert (max(chosen) > 1) == (ways > 1) == (name != "one chip")
+    plan = Plan.from_json(found.plan.to_json())
+    validate_plan(plan, num_layers=SPEC.num_layers, global_batch=SAMPLES)
+    for _, _, stage in plan.stages():
+        check_mesh(dims_of_model(SPEC), stage.mesh, "mesh")
