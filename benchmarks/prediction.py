@@ -2,6 +2,7 @@
 
     python -m benchmarks.prediction --records DIR [--fit ROUNDS] [--no-cross-validation] [--json]
     python -m benchmarks.prediction --records DIR --leave-out family|chip|year [--json]
+    python -m benchmarks.prediction --records DIR --keep-intervals
 
 ``DIR`` holds ``throughput.json``, ``memory.json`` and ``hetero.json``, any of them; chips and
 architectures may be new. Every record is predicted from what it says of model, plan and chips with
@@ -56,10 +57,19 @@ from benchmarks.prediction_model import (
     time_of,
     write_constants,
 )
-from benchmarks.prediction_nested import APART, Apart, LeftOut, held_by_others, left_out
+from benchmarks.prediction_nested import (
+    APART,
+    LEVELS,
+    Apart,
+    LeftOut,
+    held_by_others,
+    left_out,
+    spreads,
+)
 from benchmarks.published import Run, read_memory, read_times
 from benchmarks.published_chips import broken
 from benchmarks.trials import Trial, by_cluster, chosen_seconds, fits, planned_seconds, read_trials
+from weft.cost.interval import FILE as INTERVALS
 
 FEWEST_TO_RANK = 4
 
@@ -235,6 +245,21 @@ def measure_left_out(folder: Path, by: Apart) -> list[dict[str, Any]]:
     return [*rows, _unpredicted(records)]
 
 
+def keep_intervals(folder: Path) -> None:
+    """Write how wide intervals are: as the widest of the three nested tests, by what is unknown."""
+    records, constants = read(folder), kept_constants()
+    kept = json.loads(INTERVALS.read_text("utf-8"))
+    for task in records.tasks:
+        around = problem(
+            task.runs, task.predict, constants, names_for(task.runs, memory=task.memory)
+        )
+        every = [spreads(list(left_out(task.runs, task.predict, around, by))) for by in APART]
+        widest = np.exp(np.max(every, axis=0))
+        widths = dict(zip(LEVELS, (round(float(width), 3) for width in widest), strict=True))
+        kept["memory" if task.memory else "time"] |= widths
+    INTERVALS.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+
+
 def measure(folder: Path, *, rounds: int, validate: bool) -> list[dict[str, Any]]:
     """All rows."""
     records = read(folder)
@@ -283,11 +308,15 @@ def main() -> None:
         "--fit", type=int, default=0, help="rounds of fitting, then keep the result"
     )
     parser.add_argument("--leave-out", choices=get_args(Apart), help="the nested test alone")
+    parser.add_argument("--keep-intervals", action="store_true", help="write them for forecasts")
     parser.add_argument("--no-cross-validation", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if not options.records.is_dir():
         parser.error(f"--records {options.records}: expected a folder")
+    if options.keep_intervals:
+        keep_intervals(options.records)
+        return
     if options.leave_out:
         rows = measure_left_out(options.records, options.leave_out)
     else:

@@ -36,6 +36,10 @@ APART: Mapping[Apart, Callable[[Run], str]] = {
 """What records have in common that are left out together."""
 
 
+LEVELS = "nothing", "software", "chip"
+"""What is unknown of a run, the worst last."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftOut:
     """A run, predicted from others."""
@@ -50,6 +54,11 @@ class LeftOut:
     def error(self) -> float:
         """Relative and absolute."""
         return abs(self.predicted / self.run.measured - 1)
+
+    @property
+    def level(self) -> int:
+        """Of ``LEVELS``."""
+        return max((LEVELS.index(what) for what in self.unknown), default=0)
 
     @property
     def far(self) -> float:
@@ -98,22 +107,23 @@ INSIDE = 0.8
 
 
 def spread(known: Collection[LeftOut]) -> float:
-    """How far off, as a logarithm, so many of the runs are at most; each family counts the square
-    root of its runs."""
+    """How far off, as a logarithm, so many of the runs and of one more are at most (arXiv
+    2107.07511, 1); each family counts the square root of its runs."""
     sizes: dict[str, int] = defaultdict(int)
     for one in known:
         sizes[one.run.group] += 1
     ordered = sorted(known, key=lambda one: one.far)
     weights = np.cumsum([sizes[one.run.group] ** -0.5 for one in ordered])
-    return ordered[int(np.searchsorted(weights, INSIDE * weights[-1]))].far
+    at = int(np.searchsorted(weights, INSIDE * (weights[-1] + 1)))
+    return ordered[min(at, len(ordered) - 1)].far
 
 
 def spreads(known: Collection[LeftOut]) -> list[float]:
-    """Likewise, by how much is unknown of a run: nothing, one thing, two. Less that is known makes
-    none narrower, and where there is no such run, it is as wide as with more known."""
+    """Likewise, of runs of which nothing is unknown, the software, or the chip. Less that is known
+    makes none narrower, and where there is no such run, it is as wide as with more known."""
     found, widest = [], 0.0
-    for count in range(3):
-        alike = [one for one in known if len(one.unknown) == count]
+    for level in range(len(LEVELS)):
+        alike = [one for one in known if one.level == level]
         widest = max(widest, spread(alike) if alike else 0.0)
         found.append(widest)
     return found
@@ -125,4 +135,4 @@ def held_by_others(known: Sequence[LeftOut]) -> list[bool]:
         group: spreads([one for one in known if one.run.group != group])
         for group in {one.run.group for one in known}
     }
-    return [one.far <= found[one.run.group][len(one.unknown)] for one in known]
+    return [one.far <= found[one.run.group][one.level] for one in known]

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from weft.cluster.view import ClusterView
+from weft.cost.interval import PART
 from weft.plan.plan import Plan
 from weft.planner.explain import (
     SEARCH_AGAIN_S,
@@ -28,6 +29,7 @@ from weft.planner.naming import name_of
 from weft.planner.problem import Problem
 from weft.planner.runnable import why_not_run
 from weft.planner.search import Found, NoPlan
+from weft.planner.sureness import Sureness, surest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,8 @@ class Outlook:
     helps: tuple[Help, ...] = ()
     apart: Apart | None = None
     """What its sites reach, or those of its cluster would, that train for themselves."""
+    surer: str = ""
+    """Why it was taken before one that is predicted as fast, in words; else empty."""
     no_domains: str = ""
     """Why it has none, in words, where somebody wants explanations."""
 
@@ -76,6 +80,11 @@ class Outlook:
         return tuple(dict.fromkeys(reasons["unrun"].examples)) if "unrun" in reasons else ()
 
     @cached_property
+    def sureness(self) -> Sureness:
+        """How sure its forecast is."""
+        return Sureness.of(self.cluster, self.forecast.problem.knowledge)
+
+    @cached_property
     def limits(self) -> Limits:
         return Limits(self.forecast)
 
@@ -86,12 +95,19 @@ class Outlook:
 
     def predicted(self) -> dict[str, Any]:
         """Numbers of the forecast."""
-        cast = self.forecast
+        cast, sure = self.forecast, self.sureness
+        fullest = sure.memory(cast.fullest.memory.total)
         traffic: dict[str, dict[str, float]] = {}
         for way, num_bytes in cast.sent.items():
             traffic.setdefault(way.name, {})[way.reach] = num_bytes / 1e9
         return {
             "step_time_s": cast.step_s,
+            "interval": {
+                "part": PART,
+                "step_time_s": list(sure.step(cast.step_s)),
+                "fullest_gib": [num_bytes / 2**30 for num_bytes in fullest],
+                "why": sure.words,
+            },
             "tokens_per_s": cast.tokens_per_s,
             "mfu": cast.mfu,
             "memory_gib": [memory.total / 2**30 for memory in cast.memory_by_rank()],
@@ -160,7 +176,8 @@ def refuse_too_large(plan: Plan, problem: Problem) -> None:
 
 
 def outlook_of_search(found: Found, problem: Problem, *, explain: bool) -> Outlook:
-    """Of the best plan that a search found."""
+    """Of the best plan that a search found, or one that is as fast and surer."""
+    found, surer = surest(found, problem.knowledge)
     best = found.best
     cast = forecast(best.plan, problem.on(best.cluster), time=best.time)
     again = found.seconds < SEARCH_AGAIN_S
@@ -169,5 +186,6 @@ def outlook_of_search(found: Found, problem: Problem, *, explain: bool) -> Outlo
         found=found,
         alternatives=tuple(alternatives(found, cast, problem)),
         helps=tuple(what_would_help(problem, best, again=again)) if explain else (),
+        surer=surer,
         no_domains=why_no_domains(cast) if explain else "",
     )

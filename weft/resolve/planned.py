@@ -27,6 +27,7 @@ from weft.planner.in_sites import search_in_sites
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.renumber import renumbered
 from weft.planner.search import Found, search
+from weft.planner.sureness import surest
 from weft.resolve.kept import ACTIVATIONS
 from weft.resolve.prediction import AUTO_FILE
 from weft.resolve.rank_chips import Machine, RankChips, chips_of_file, chips_of_machines
@@ -213,13 +214,14 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
     problem = Problem(workload, chips.view, known, options)
     apart = config.sites if chips.view.sites else None
     found = search(problem) if apart is None else search_in_sites(problem, apart)
+    found, surer = surest(found, known)
     plan = found.best.plan
     if not resources.may_idle:
         idle = chips.view.world_size - plan.world_size
         assert not idle, f"{idle} of {chips.view.world_size} processes are in no stage"
         plan = renumbered(plan, found.best.cluster, chips.view)
     notes = [] if saved is None else [_changed(saved.asked, asked)]
-    notes += _why(found, chips)
+    notes += [*_why(found, chips), *filter(None, [surer])]
 
     def compiled(stage: StagePlan) -> StagePlan:
         has_blocks = stage.layers[1] > stage.layers[0]

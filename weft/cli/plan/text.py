@@ -8,6 +8,7 @@ from itertools import groupby
 
 from weft.cli.output import aligned, out
 from weft.cluster.view import ClusterView
+from weft.cost.interval import PART
 from weft.plan.plan import PipelinePlan, Plan
 from weft.planner.explain import Comparison, pruned_in_words, settings
 from weft.planner.forecast import JOULES_PER_BYTE, WAITING, PositionForecast, PositionMemory
@@ -119,6 +120,7 @@ def in_words(outlook: Outlook) -> Iterator[str]:
         f"predicted: {seconds(cast.step_s)} a step, {count(cast.tokens_per_s)} tokens/s, "
         f"MFU {cast.mfu:.1%}"
     )
+    yield from _how_sure(outlook)
     yield from folded(list(memory_table(cast.positions)))
     if cast.sent:
         parts = [
@@ -132,6 +134,19 @@ def in_words(outlook: Outlook) -> Iterator[str]:
     yield "what limits it:"
     yield from (f"  {sentence}" for sentence in outlook.limits.sentences())
     yield from (f"  try {words}" for words in outlook.advice)
+
+
+def _how_sure(outlook: Outlook) -> Iterator[str]:
+    """The intervals of time and memory, and why they are as wide."""
+    cast, sure = outlook.forecast, outlook.sureness
+    low, high = sure.step(cast.step_s)
+    gib = [num_bytes / 2**30 for num_bytes in sure.memory(cast.fullest.memory.total)]
+    yield (
+        f"  {PART:.0%} of such steps take {seconds(low)} to {seconds(high)}, and the fullest rank "
+        f"{gib[0]:.3g} to {gib[1]:.3g} GiB: {sure.words}"
+    )
+    if outlook.surer:
+        yield f"  {outlook.surer}"
 
 
 def _energy_and_price(outlook: Outlook) -> Iterator[str]:
