@@ -7,7 +7,7 @@ from planner.test_in_flight import problem, resolved
 
 from weft.config.errors import ConfigError
 from weft.plan.plan import Plan
-from weft.planner.fit import changes, shortages
+from weft.planner.fit import changes, shortages, smallest_change
 from weft.planner.problem import Options
 from weft.planner.search import search
 from weft.planner.validate import validate_plan
@@ -103,5 +103,8 @@ def test_one_that_passes_memory_is_short_of_it() -> None:
     places = [f"pipelines[0].stages[{stage}]" for stage in range(2)]
     # The second keeps all that it handed back, which the first is known to have only at the end.
     assert [each.key for each in shortages(short, tight)] == places
+    assert smallest_change(short, tight) == (
+        "Leave out what is in flight beyond the schedule's own (lists, in_flight)."
+    )
     halved = dict(changes(short))["Halve the micro-batches (batch.micro)"]
     assert halved.pipelines[0].lists == ()

@@ -129,6 +129,9 @@ def smallest_change(plan: Plan, problem: Problem) -> str:
 
 def changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     """What takes less memory, as an order, small to large: what costs no time comes first."""
+    usual = (replace(each, in_flight=(), lists=()) for each in plan.pipelines)
+    words = "Leave out what is in flight beyond the schedule's own (lists, in_flight)"
+    yield words, replace(plan, pipelines=tuple(usual))
     yield "Divide the optimizer's state (zero: 1)", plan.each(_zero(1))
     yield "Halve the micro-batches (batch.micro)", _halved(plan)
     yield "Divide gradients too (zero: 2)", plan.each(_zero(2))

@@ -166,6 +166,8 @@ def _chunks(plan: PlanConfig, asked: PipelineConfig, where: str, schedule: str, 
     if chunks == 1:
         key = "plan.chunks" if asked.chunks is None else f"{where}chunks"
         hint = f'With one stage on each mesh, "{DEFAULT_SCHEDULE}" is the same.'
+        if said == MADE:
+            hint = "With null each mesh has one stage."
         raise ConfigError(key, chunks, f'at least 2 with the schedule "{said}"', hint)
     return chunks
 
