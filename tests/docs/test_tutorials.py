@@ -124,6 +124,10 @@ def test_can_be_followed(page: Path, reader: Path, weft: Weft) -> None:
         )
 
 
+def test_the_picture_of_orders_is_of_today() -> None:
+    assert pictures.TIMELINES.read_text() == pictures.timelines(), "run: python -m docs.pictures"
+
+
 def words_of(picture: str) -> list[str]:
     """Whatever a picture of a plan says; how it looks is its own affair."""
     words = re.findall(r"<(?:text|title)[^>]*>([^<]+)<", picture)
