@@ -20,6 +20,7 @@ from weft.cost.traffic import Fabric
 from weft.cost.work import BF16_STATE, StageWork, StateBytes, dividing
 from weft.models.shape import ModelShape
 from weft.plan.plan import ZeroLevel
+from weft.precision.roles import Tier
 from weft.recompute.asked import Slabs
 
 BORDERS = 2
@@ -52,6 +53,8 @@ class Job:
     dtype: Dtype = "bf16"
     fused_attention: bool = True
     frozen: bool = False
+    tier: Tier = "device"
+    """Where what only updates need is kept."""
     splits: tuple[int, ...] = ()
     """First layer of every stage but the first; empty splits them alike."""
 
@@ -97,6 +100,7 @@ class Job:
             zero=self.zero,
             shard_ways=self.shard_ways,
             state=state,
+            tier=self.tier,
             # Of microbatches between the end of a chunk and of the next one.
             overlap=1 + self.pp * (1 - 1 / self.chunks),
         )

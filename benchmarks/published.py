@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from benchmarks.job import Job, JobSchedule
+from benchmarks.job import Job
 from benchmarks.published_chips import (
     Shelf,
     UnknownRecordError,
@@ -22,13 +22,18 @@ from benchmarks.published_chips import (
     read_records,
     shelf_of,
 )
-from benchmarks.software import FULL, Generation, generation_of
-from weft.cluster.cluster import Chip, Dtype
+from benchmarks.published_words import (
+    dtype_of,
+    offload_of,
+    recompute_of,
+    schedule_of,
+    sharing_of,
+)
+from benchmarks.software import Generation, generation_of
+from weft.cluster.cluster import Chip
 from weft.config.errors import ConfigError
 from weft.cost.rates import Roofline
 from weft.models.shape import ExpertShape, LatentAttention, ModelShape
-from weft.plan.plan import ZeroLevel
-from weft.recompute.asked import Slabs
 
 Record = Mapping[str, Any]
 Counted = Literal["driver", "reserved", "allocated"]
@@ -40,6 +45,8 @@ MOST_LAYERS = 10_000
 TUNED_MICROBATCH = 4
 """Products of more rows are hardly faster."""
 DGX2_CHIPS = 16
+ATTENTION_PART = {"mpt_6N_attnfull": 1.0, "palm_6N_attnfull": 1.0, "model_causal_half": 0.5}
+"""Of attention's products, what sources count beside six FLOPs for each parameter."""
 FP4 = 1.5
 """Of the twofold rate that data sheets promise over fp8; some layers stay wider."""
 
@@ -225,6 +232,9 @@ def _flops_per_token(record: Record) -> float:
     kind, params = record.get("flop_convention"), record.get("params_b")
     if kind in {"params_8N", "params_6N"} and params:
         return float(params) * 1e9 * (8 if kind == "params_8N" else 6)
+    if kind in ATTENTION_PART and params and layers and hidden:
+        scores = 12 * layers * hidden * _need(record, "seq_len")
+        return float(params) * 6e9 + ATTENTION_PART[kind] * scores
     if not (layers and hidden and kind in {"megatron_hw_full", "megatron_model"}):
         raise UnknownRecordError(f"TFLOP/s alone, counted as {kind}")
     seq, vocab = _need(record, "seq_len"), _need(record, "vocab")
@@ -317,11 +327,11 @@ def _job(record: Record, generation: Generation, num_chips: int) -> Job:
     used = degrees["tp"] * degrees["pp"] * degrees["cp"]
     dp = int(record.get("dp") or max(num_chips // used, 1))
     degrees["ep"] = min(degrees["ep"], dp * degrees["cp"])  # with experts over tp too, as one
-    if not any(record.get(key) for key in ("tp", "pp", "dp")):
-        raise UnknownRecordError("no tp, pp or dp")
     if used * dp > num_chips:
         raise UnknownRecordError(f"tp x pp x cp x dp is {used * dp}, on {num_chips} chips")
-    zero, ways = _sharing(str(record.get("dp_sharding") or "none"))
+    zero, ways = sharing_of(str(record.get("dp_sharding") or "none"))
+    if not any(record.get(key) for key in ("tp", "pp", "dp")) and zero < 3:
+        raise UnknownRecordError("no tp, pp or dp")
     steps = record.get("grad_accum")
     batch = int(record.get("gbs") or dp * (record.get("mbs") or 1) * (steps or 1))
     usual = max(batch // (dp * steps), 1) if steps else _tuned(batch // dp, degrees["pp"])
@@ -333,12 +343,15 @@ def _job(record: Record, generation: Generation, num_chips: int) -> Job:
         microbatch=int(record.get("mbs") or usual),
         dp=dp,
         chunks=_chunks(record, shape, generation),
-        schedule=_schedule(str(record.get("framework"))),
+        schedule=schedule_of(str(record.get("framework"))),
         zero=zero,
         shard_ways=ways,
-        recompute=_recompute(str(record.get("recompute") or "none"), generation),
+        recompute=recompute_of(
+            str(record.get("recompute") or "none"), generation, shape.num_layers // degrees["pp"]
+        ),
+        tier=offload_of(str(record.get("offload") or "none")),
         sequence_parallel=generation.sequence_parallel if split is None else bool(split),
-        dtype=_dtype(str(record.get("precision") or "bf16")),
+        dtype=dtype_of(str(record.get("precision") or "bf16")),
         fused_attention=generation.fused_attention,
         frozen="lora" in f"{record.get('id')} {record.get('model')}".lower(),
         **degrees,
@@ -357,34 +370,3 @@ def _chunks(record: Record, shape: ModelShape, generation: Generation) -> int:
     chunks = int(record.get("vpp") or 0)
     each = max(shape.num_layers // stages, 1)
     return chunks or max(n for n in range(1, generation.usual_chunks + 1) if each % n == 0)
-
-
-def _sharing(words: str) -> tuple[ZeroLevel, int]:
-    """ZeRO level, and how many ranks share (0 is all)."""
-    text = words.lower()
-    near = 8 if "hsdp" in text or "within" in text else 0
-    if any(mark in text for mark in ("fsdp", "hsdp", "zero3", "zero-3", "full_shard")):
-        return 3, near
-    for level in get_args(ZeroLevel):
-        if f"zero{level}" in text or f"zero-{level}" in text:
-            return level, near
-    return (1, near) if "distributed" in text or "scatter" in text else (0, 0)
-
-
-def _recompute(words: str, generation: Generation) -> Slabs:
-    if words.startswith("full"):
-        return FULL
-    return generation.selective_slabs if words.startswith("selective") else ()
-
-
-def _schedule(framework: str) -> JobSchedule:
-    if "ZB-2p" in framework or "ZB-H2" in framework:
-        return "zb-h2"
-    return "zb-h1" if "ZB-" in framework else "1f1b"
-
-
-def _dtype(words: str) -> Dtype:
-    text = words.lower()
-    if any(mark in text for mark in ("fp8", "float8", "int8", "fp4")):
-        return "fp8"
-    return "fp32" if text == "fp32" else "bf16"

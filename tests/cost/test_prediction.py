@@ -44,6 +44,7 @@ def test_a_record_becomes_a_job(tmp_path) -> None:
         ({"samples_per_s": 16.0}, 4.0),
         ({"tokens_per_s_per_gpu": 4096.0}, 4.0),
         ({"tflops_per_gpu": 100.0, "flop_convention": "params_6N", "params_b": 7.0}, 6.881),
+        ({"tflops_per_gpu": 100.0, "flop_convention": "model_causal_half", "params_b": 7.0}, 7.409),
     ],
 )
 def test_seconds_from_what_was_printed(tmp_path, measured, seconds) -> None:
@@ -78,6 +79,34 @@ def test_failed_runs_are_no_records(tmp_path) -> None:
 def test_sizes_stand_in_for_layers(tmp_path) -> None:
     record = {**RECORD, "n_layers": None, "model": "GPT 52B", "hidden": 8192, "gated_mlp": False}
     assert only(read_times(write(tmp_path, record))).job.shape.num_layers == 64
+
+
+@pytest.mark.parametrize(
+    ("words", "slabs"),
+    [
+        ("none", ()),
+        ("selective(core attention)", ()),
+        ("full, block 4", ((("full",), 0.25),)),
+        ("full uniform 1 layers", FULL),
+        ("20 of 40 layers, mlp", ((("feed_forward",), 0.5),)),
+        ("core_attn, moe_act, mla_up_proj", ((("attention", "activation"), 1.0),)),
+        ("not stated (no ACT_CKPT in config)", ()),
+    ],
+)
+def test_recomputed_parts_are_read_from_words(tmp_path, words, slabs) -> None:
+    """Of stages of 16 layers, with fused attention."""
+    run = only(read_times(write(tmp_path, {**RECORD, "recompute": words})))
+    assert run.job.recompute == slabs
+
+
+def test_offload_takes_time_and_sharing_alone_is_a_plan(tmp_path) -> None:
+    whole = {"tp": None, "pp": None, "dp": None, "vpp": None, "dp_sharding": "fsdp"}
+    records = [
+        {**RECORD, **whole, "id": f"r{n}", "offload": o} for n, o in enumerate((None, "cpu"))
+    ]
+    here, away = (run for run in read_times(write(tmp_path, *records)) if isinstance(run, Run))
+    assert (here.job.dp, here.job.zero, away.job.tier) == (16, 3, "host")
+    assert time_of(away, {}) > time_of(here, {})
 
 
 @pytest.mark.parametrize(("pp", "batch", "microbatch"), [(1, 64, 4), (1, 24, 2), (2, 64, 1)])
