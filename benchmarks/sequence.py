@@ -1,13 +1,19 @@
-"""Samples of unequal documents, given out by work: how equal ranks become, and what that costs.
+"""Long samples divided among ranks, and samples of unequal documents given out by work.
 
-    python -m benchmarks.sequence [--batches N] [--timed N] [--steps N] [--json]
+    python -m benchmarks.sequence [--only even,unpadded,ideal,lengths,memory] [--batches N]
+                                  [--timed N] [--steps N] [--repeats N] [--room MIB] [--json]
 
+``even``: how equal ranks become, and what that costs.
 On real text, the sources and the manual of Python, with a Llama of the demo's shape. First the work
 of ranks by the cost that samples are given out by, in the order of samples and as they are given
 out. Then the processor's seconds that forward and backward of every sample take, one after
 another in one process, added up for both. Last how much of giving out is hidden: a loader process
 makes batches ahead while this one trains, and what it waits for them is compared with a loader's
-that gives nothing out, step by step in turns.
+that gives nothing out, step by step in turns. ``unpadded``, on the same text: attention inside
+documents in blocks of queries, and in a call for each length. The rest is of
+``benchmarks/long_sequences.py``: attention of two ranks beside half the time of one (``ideal``),
+steps of equally many tokens in longer and longer samples (``lengths``), and the longest sample in
+so much ``memory``.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import json
 import multiprocessing
 import statistics
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -24,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.long_sequences import beside_the_ideal, by_length, in_memory, unpadded
 from weft.config.sections import DataConfig
 from weft.cost.flops import pairs_of_a_token
 from weft.data.batch import Batch
@@ -31,6 +39,7 @@ from weft.data.dataset import PackedSpec
 from weft.data.even import EvenSpec, Part, Parts, given_out, imbalance
 from weft.data.loader import Loader
 from weft.data.prepare import prepare
+from weft.elastic.pool import WorkerPool
 from weft.models.decoder import Decoder
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import build_model
@@ -43,6 +52,9 @@ EACH = 4
 """Samples of each rank."""
 TIMED = 2048
 """Tokens of samples that are timed."""
+DIVIDED = (1024, 4096)
+"""Tokens of samples that ranks divide."""
+PARTS = ("even", "unpadded", "ideal", "lengths", "memory")
 CPU = torch.device("cpu")
 
 
@@ -184,21 +196,43 @@ def hidden(steps: int) -> dict[str, Any]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas")
     parser.add_argument("--batches", type=int, default=100)
     parser.add_argument("--timed", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--room", type=int, default=512, help="MiB a rank beyond the model")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    records = by_cost(options.batches)
-    records += [by_seconds(options.timed)] if options.timed else []
-    records.append(hidden(options.steps))
+    records = []
+    for record in measured(options):
+        records.append(record)
+        if not options.json:
+            numbers = (f"{key} {value:.3f}" for key, value in record.items() if key != "name")
+            print(f"{record['name']}: {', '.join(numbers)}", flush=True)
     if options.json:
         print(json.dumps(records, indent=2))
-        return
-    for record in records:
-        numbers = (f"{key} {value:.3f}" for key, value in record.items() if key != "name")
-        print(f"{record['name']}: {', '.join(numbers)}")
+
+
+def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What is asked for, part by part."""
+    asked = options.only.split(",")
+    if "even" in asked:
+        yield from by_cost(options.batches)
+        if options.timed:
+            yield by_seconds(options.timed)
+        yield hidden(options.steps)
+    if "unpadded" in asked:
+        for seq_len in DIVIDED:
+            yield unpadded(text(seq_len), options.repeats)
+    with WorkerPool() as pool:
+        if "ideal" in asked:
+            yield from beside_the_ideal(pool, DIVIDED, options.repeats)
+        if "lengths" in asked:
+            yield from by_length(pool, DIVIDED, options.repeats)
+    if "memory" in asked:
+        yield in_memory(options.room)
 
 
 if __name__ == "__main__":

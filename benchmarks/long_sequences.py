@@ -1,0 +1,226 @@
+"""What dividing samples' tokens gains and costs on this machine, for ``benchmarks.sequence``.
+
+Ranks have a thread each. One process and several take turns, and the ideal is one process's time
+divided by the ranks. The memory of the longest step is a real limit of the kernel's, the same for
+each rank, on what it may ask for beyond model and optimizer.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.axes.registry import AXES
+from weft.comm.address import RankAddress
+from weft.comm.join import join
+from weft.config.sections import AdamWConfig
+from weft.data.dataset import PackedSpec
+from weft.elastic.pool import RanksFailedError, WorkerPool
+from weft.models.decoder_spec import DecoderSpec
+from weft.models.llama.sizes import SIZES
+from weft.nn.causal_attention import causal_attention
+from weft.nn.context import Context
+from weft.nn.full_attention import attention_by_length
+from weft.nn.stage import MicroBatch
+from weft.parallel.cp.ring import Ring
+from weft.parallel.cp.rows import Rows
+from weft.parallel.cp.ulysses import Attend, Ulysses
+from weft.parallel.runtime import AxisGroup, Sum
+from weft.plan.layout import Dim
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.train.assemble import fill, initial
+from weft.train.family import assemble_model
+from weft.train.loop import cut
+
+HEADS, KV_HEADS, D_HEAD = 8, 4, 64
+CPU = torch.device("cpu")
+WAYS: dict[str, Callable[[Sum], Attend]] = {
+    "ring": lambda total: Ring(total, causal=True),
+    "rows": lambda total: Rows(total, causal=True),
+    "heads": lambda total: Ulysses(total, causal_attention),
+}
+DEMO = replace(SIZES["demo-5m"], vocab_size=4096)
+WIDE = replace(
+    DEMO, d_ff=1024, num_layers=4, num_heads=2, num_kv_heads=1, d_head=32, vocab_size=512
+)
+"""Much memory and few operations a token, so that long samples do not take long."""
+
+
+class Taken(NamedTuple):
+    """Medians of one rank."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def timed(call: Callable[[], object], repeats: int) -> Taken:
+    """After one that is not counted."""
+    walls, cpus = [], []
+    for _ in range(repeats + 1):
+        wall, cpu = time.perf_counter(), time.process_time()
+        call()
+        walls.append(time.perf_counter() - wall)
+        cpus.append(time.process_time() - cpu)
+    return Taken(statistics.median(walls[1:]), statistics.median(cpus[1:]))
+
+
+def inputs(seq: int) -> list[Tensor]:
+    """Queries, keys, values and the gradient of the result, of so many tokens."""
+    heads = (HEADS, KV_HEADS, KV_HEADS, HEADS)
+    return [torch.randn(1, seq, many, D_HEAD, requires_grad=True) for many in heads]
+
+
+def attend(address: RankAddress, way: str, seq: int, repeats: int) -> Taken:
+    """Attention forward and backward of one sample, of all ranks together."""
+    torch.set_num_threads(1)
+    comm = join(address, backend="gloo", device=CPU, timeout_s=600)
+    ranks = tuple(range(address.world_size))
+    comm.open_groups([ranks])
+    dim = Dim(name="seq", size=seq)
+    parts = tuple(AXES["cp"].part(dim, len(ranks), rank) for rank in ranks)
+    group = AxisGroup(comm, ranks, near_ways=len(ranks) if way == "heads" else 1)
+    core = (
+        WAYS[way](Sum(group, parts[address.rank], parts, None)) if ranks[1:] else causal_attention
+    )
+    *given, grad = inputs(sum(map(len, parts[address.rank])))
+    found = timed(lambda: torch.autograd.grad(core(*given, None), given, grad), repeats)
+    comm.close()
+    return found
+
+
+def plan_of(spec: DecoderSpec, cp: int, samples: int) -> Plan:
+    """One stage, a sample a micro-batch."""
+    mesh = Mesh.of(range(cp), cp=cp) if cp > 1 else Mesh.of((0,), dp=1)
+    stage = StagePlan(mesh=mesh, layers=(0, spec.num_layers))
+    pipeline = PipelinePlan(stages=(stage,), samples=samples, microbatch=1)
+    return Plan(num_layers=spec.num_layers, pipelines=(pipeline,))
+
+
+def step(address: RankAddress, spec: DecoderSpec, samples: int, repeats: int, room: int) -> Taken:
+    """A training step. ``room``: bytes that it may ask for beyond what is there before; 0: any."""
+    torch.set_num_threads(1)
+    comm = join(address, backend="gloo", device=CPU, timeout_s=600)
+    seq = spec.seq_len
+    plan = plan_of(spec, address.world_size, samples)
+    built = assemble_model(plan, spec, comm, optim=AdamWConfig(lr=1e-3), seq_len=seq)
+    fill(built.gradients, initial(1))
+    context = Context(positions=torch.arange(seq)[None])
+    tokens = torch.randint(spec.vocab_size, (samples, seq + 1))
+    batch = [
+        MicroBatch(
+            {"tokens": s[:, :-1], "targets": s[:, 1:], "weights": torch.ones(1, seq)}, context
+        )
+        for s in tokens.split(1)
+    ]
+
+    def train() -> None:
+        built.engine.step(batch)
+        built.gradients.fence()
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    if room:
+        resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + room, before[1]))
+    try:
+        found = timed(train, repeats)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+    comm.close()
+    return found
+
+
+def data_bytes() -> int:
+    """Private memory that this process has asked for, as the kernel's limit counts it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmData:")[1].split()[0]) << 10
+
+
+def beside_the_ideal(pool: WorkerPool, lengths: tuple[int, ...], repeats: int) -> Iterator[Any]:
+    """Attention on two ranks beside half the time of one."""
+    for seq in lengths:
+        (one,) = pool.run(attend, "ring", seq, repeats, world_size=1, timeout_s=600)
+        record: dict[str, Any] = {"name": f"attention, {seq} tokens, 2 ranks", "one, s": one.wall_s}
+        for way in WAYS:
+            two = pool.run(attend, way, seq, repeats, world_size=2, timeout_s=600)
+            record[f"{way}, of ideal"] = one.wall_s / 2 / max(each.wall_s for each in two)
+            record[f"{way}, by CPU time"] = one.cpu_s / sum(each.cpu_s for each in two)
+        yield record
+
+
+def by_length(pool: WorkerPool, lengths: tuple[int, ...], repeats: int) -> Iterator[Any]:
+    """A training step of equally many tokens, in longer and longer samples."""
+    for seq in lengths:
+        spec, samples = replace(DEMO, seq_len=seq), max(lengths) // seq
+        one, two = (
+            pool.run(step, spec, samples, repeats, 0, world_size=ranks, timeout_s=600)
+            for ranks in (1, 2)
+        )
+        wall_s = max(each.wall_s for each in two)
+        yield {
+            "name": f"a step of {samples} samples of {seq} tokens",
+            "one, s": one[0].wall_s,
+            "two ranks, s": wall_s,
+            "of ideal": one[0].wall_s / 2 / wall_s,
+            "by CPU time": one[0].cpu_s / sum(each.cpu_s for each in two),
+        }
+
+
+def longest(ranks: int, room_mib: int, unit: int) -> int:
+    """Tokens of the longest sample that so many ranks train on, in units."""
+    low, high = 0, 0
+    while not high or high - low > max(1, low // 8):
+        middle = (low + high) // 2 if high else 2 * low or 1
+        spec = replace(WIDE, seq_len=middle * unit)
+        with WorkerPool() as pool:
+            try:
+                pool.run(step, spec, 1, 1, room_mib << 20, world_size=ranks, timeout_s=300)
+                low = middle
+            except RanksFailedError as error:
+                if "memory" not in str(error):
+                    raise
+                high = middle
+    return low * unit
+
+
+def in_memory(room_mib: int) -> dict[str, Any]:
+    """Of one rank and of four, each with as much."""
+    found = {ranks: longest(ranks, room_mib, 1024) for ranks in (1, 4)}
+    return {
+        "name": f"longest sample, {room_mib} MiB a rank beyond the model",
+        "one rank, tokens": found[1],
+        "four ranks, tokens": found[4],
+        "times": found[4] / found[1],
+    }
+
+
+def unpadded(packed: PackedSpec, repeats: int) -> dict[str, Any]:
+    """Attention inside packed documents: blocks of queries, and a call for each length."""
+    torch.set_num_threads(1)
+    plain, ratios, numbers = packed.open(), [], []
+    for place in range(4):
+        (micro,) = cut(plain.batch([place]), [1], CPU)
+        assert micro.context.documents is not None, "documents are not masked"
+        documents = micro.context.documents.packed
+        numbers.append(len(documents.first.unique()))
+        *given, grad = inputs(packed.seq_len)
+        seconds = [
+            timed(lambda a=a, g=given, d=grad: torch.autograd.grad(a(*g), g, d), repeats).wall_s
+            for a in (
+                lambda q, k, v, d=documents: causal_attention(q, k, v, d),
+                lambda q, k, v, d=documents: attention_by_length(q, k, v, d, causal=True),
+            )
+        ]
+        ratios.append(seconds[1] / seconds[0])
+    return {
+        "name": f"attention of packed documents, {packed.seq_len} tokens a sample",
+        "documents": statistics.mean(numbers),
+        "a call for each length, beside blocks": statistics.median(ratios),
+    }
