@@ -24,8 +24,10 @@ from weft.config.sections import (
 )
 from weft.data.synthetic import SyntheticDataset
 from weft.elastic.pool import WorkerPool
+from weft.models.decoder_spec import DecoderSpec
 from weft.models.llama.sizes import SIZES
 from weft.plan.mesh import Mesh
+from weft.plan.model import ExpertsSpec
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
 from weft.platform.cpu import CpuPlatform
 from weft.train.assemble import fill, initial
@@ -69,15 +71,17 @@ def sharded_plan() -> Plan:
     return Plan(num_layers=2, pipelines=(pipeline,))
 
 
-def run_part(address: RankAddress, plan: Plan, root: Path, first: int, last: int) -> dict[str, Any]:
+def run_part(
+    address: RankAddress, spec: DecoderSpec, plan: Plan, root: Path, first: int, last: int
+) -> dict[str, Any]:
     """Train from step ``first`` (restored if it is not 0) to ``last`` and save there."""
     comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
-    built = assemble_model(plan, SPEC, comm, optim=CONFIG.optim, seq_len=16)
+    built = assemble_model(plan, spec, comm, optim=CONFIG.optim, seq_len=16)
     if first:
         restore(built, open_checkpoint(root))
     else:
         fill(built.gradients, initial(CONFIG.seed))
-    data = SyntheticDataset(vocab_size=SPEC.vocab_size, seq_len=16, seed=3)
+    data = SyntheticDataset(vocab_size=spec.vocab_size, seq_len=16, seed=3)
     mine = [i for part in plan.rank_plan(address.rank).microbatches() for i in part]
     batches = (
         data.batch([step * plan.global_batch + i for i in mine]) for step in range(first, 99)
@@ -85,7 +89,7 @@ def run_part(address: RankAddress, plan: Plan, root: Path, first: int, last: int
     run = Run(
         config=CONFIG,
         plan=plan,
-        spec=SPEC,
+        spec=spec,
         comm=comm,
         platform=CpuPlatform(),
         built=built,
@@ -108,12 +112,14 @@ def run_part(address: RankAddress, plan: Plan, root: Path, first: int, last: int
     return {"losses": losses, "params": params}
 
 
-def in_parts(pool: WorkerPool, root: Path, *parts: tuple[Plan, int, int]) -> dict[str, Any]:
+def in_parts(
+    pool: WorkerPool, root: Path, *parts: tuple[Plan, int, int], spec: DecoderSpec = SPEC
+) -> dict[str, Any]:
     """Losses of all parts, and the last one's parameters."""
     losses: list[float] = []
     params: dict[str, np.ndarray] = {}
     for plan, first, last in parts:
-        ranks = pool.run(run_part, plan, root, first, last, world_size=plan.world_size)
+        ranks = pool.run(run_part, spec, plan, root, first, last, world_size=plan.world_size)
         losses += ranks[0]["losses"]
         params = {}
         for name, own in (item for rank in ranks for item in rank["params"].items()):
@@ -207,6 +213,23 @@ def test_resume_across_stages_and_tensor_parallel_ranks(
     whole = in_parts(pool, tmp_path / "whole", (plan_of(6), 0, 6))
     moved = in_parts(pool, tmp_path / "parts", (before, 0, 2), (after, 2, 4), (before, 4, 6))
     assert len(set(whole["losses"])) == 6
+    np.testing.assert_allclose(moved["losses"], whole["losses"], rtol=1e-10)
+    for name, value in whole["params"].items():
+        np.testing.assert_allclose(moved["params"][name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_resume_with_experts_divided_and_whole(pool: WorkerPool, tmp_path: Path) -> None:
+    """Experts of one rank, of two, and of two that each share theirs with another."""
+    spec = replace(SPEC, experts=ExpertsSpec(count=5, top_k=2))
+    stages = (
+        StagePlan(mesh=Mesh.of(range(2), ep=2), layers=(0, 2), precision="fp64"),
+        StagePlan(mesh=Mesh.of(range(4), dp=2, ep=2), layers=(0, 2), precision="fp64", zero=3),
+    )
+    lines = [PipelinePlan(stages=(stage,), samples=6, microbatch=4) for stage in stages]
+    halves, shared = (Plan(num_layers=2, pipelines=(line,)) for line in lines)
+    whole = in_parts(pool, tmp_path / "whole", (plan_of(6), 0, 4), spec=spec)
+    parts = (halves, 0, 1), (plan_of(6), 1, 2), (shared, 2, 3), (halves, 3, 4)
+    moved = in_parts(pool, tmp_path / "parts", *parts, spec=spec)
     np.testing.assert_allclose(moved["losses"], whole["losses"], rtol=1e-10)
     for name, value in whole["params"].items():
         np.testing.assert_allclose(moved["params"][name], value, rtol=1e-9, atol=1e-12)
