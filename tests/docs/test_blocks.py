@@ -255,6 +255,7 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
         "sample_shares",
         "state_shares",
         "border",
+        "gather",
         "state_tier",
         "param_tier",
         "head_rows",
@@ -268,4 +269,5 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
     assert set(PlanConfig.model_fields) == {
         *PLAN_WAYS,
         *("schedule", "chunks", "in_flight", "head", "domains", "sums", "border", "border_between"),
+        *("gather", "gather_between"),
     }

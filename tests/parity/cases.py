@@ -84,6 +84,8 @@ class Case:
     state_shares: tuple[tuple[int, ...], ...] = ()
     border: str = ""
     """What borders between meshes are cast to."""
+    gather: str = ""
+    """What weights are rounded to before they are gathered."""
     heads: tuple[tuple[int, ...], ...] = ()
     """Of each pipeline: rows of the head by mesh, with 0 for none; the last stage's by default."""
 
@@ -123,6 +125,7 @@ class Case:
                     sample_shares=self.sample_shares[number] if self.sample_shares else (),
                     state_shares=self.state_shares[number] if self.state_shares else (),
                     border=self.border if mesh != after else "",
+                    gather=self.gather,
                 )
                 for s, (mesh, after) in enumerate(
                     zip(meshes, [*meshes[1:], meshes[-1]], strict=True)
@@ -554,6 +557,13 @@ EIGHT_BITS = [
          family="gpt2", dropout=0.2, recompute="full", precision="fp8-rowwise-fp64"),
     Case("fp8-blockwise-cp2-dp2-zero3", shares=(2,), dp=((2,),), cp=((2,),), zero=3, seq_len=512,
          precision="fp8-blockwise-fp64"),
+    Case("fp8-gathered-gpt2-tp2-zb-h1-zero3", shares=(6,), dp=((2, 1),), tp=((2, 2),),
+         layers=((2.5, 1.5),), schedule="zb-h1", microbatch=3, zero=3, recompute="full",
+         gather="fp8", family="gpt2", dropout=0.2, precision="fp8-fp64"),
+    Case("fp8-gathered-unlike-pipelines-zero1", shares=(4, 2), dp=((2,), (1,)), tp=((1,), (3,)),
+         zero=1, tied=True, gather="fp8", precision="fp8-fp64"),
+    Case("fp8-gathered-blockwise-dp4-domains-zero2", shares=(6,), dp=((4,),), microbatch=3, zero=2,
+         domains=((0, 1), (2, 3)), gather="fp8", precision="fp8-blockwise-fp64"),
 ]  # fmt: skip
 
 CUT = [

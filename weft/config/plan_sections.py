@@ -195,6 +195,12 @@ class PlanConfig(Section):
     sums: Cast | None = None
     """What these sets send each other to sum gradients is cast to this: fewer bytes, and rounded,
     so numbers depend on the sets. Added in the dtype as before. null: it travels as it is."""
+    gather: Literal["fp8"] | None = None
+    """Weights that products in eight bits alone read (precision fp8 and fp8-blockwise) are rounded
+    before `zero` gathers them, not after: half the bytes, and the same numbers bit for bit. null:
+    they are gathered as they are."""
+    gather_between: Literal["nodes"] | None = None
+    """Only where those who gather are on several nodes. null: everywhere."""
     border: Cast | None = None
     """What processes of one stage send to those of the next is cast to this, activations and their
     gradients: fewer bytes, and rounded once more, so numbers depend on where stages end. null: it
@@ -237,6 +243,16 @@ class PlanConfig(Section):
                 raise ConfigError(f"plan.{key}", value, "null without plan.stages", hint)
         return self
 
+    @model_validator(mode="after")
+    def _gathers_of_a_plan(self) -> Self:
+        if self.gather_between is not None and self.gather is None:
+            expected = "null without plan.gather"
+            raise ConfigError("plan.gather_between", self.gather_between, expected)
+        if self.gather is not None and self.auto is not None:
+            hint = 'Stages of a plan that `weft plan --out` writes may have "gather": "fp8".'
+            raise ConfigError("plan.gather", self.gather, "null with plan.auto", hint)
+        return self
+
     @property
     def batch_shares(self) -> tuple[int, ...] | None:
         """The part of every batch that each pipeline takes; None where nothing says it here."""
@@ -245,6 +261,6 @@ class PlanConfig(Section):
         return (1,) if self.stages is not None else self.shares
 
 
-FILE_SAYS = ("domains", "in_flight", "head", "border")
+FILE_SAYS = ("domains", "in_flight", "head", "border", "gather")
 PLAN_WAYS = ("auto", "file", "shares", "stages", "pipelines")
 """Keys of `PlanConfig` that exclude each other."""

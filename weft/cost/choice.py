@@ -73,6 +73,8 @@ class StageChoice(NamedTuple):
     """Of what they share, the part that this rank keeps; None: as much as each of the others."""
     crossing: float = 1.0
     """Part of the bytes of gradients that is sent between those who sum for themselves first."""
+    gathers: float = 1.0
+    """Part of the bytes of parameters that is gathered."""
     tier: Tier = "device"
     """Where what only updates need is kept."""
     brings_params: bool = False

@@ -150,6 +150,12 @@ def sums_part(cast: str, width: float) -> float:
     return CASTS[cast].num_bytes(BLOCK, 1) / BLOCK / width if cast else 1.0
 
 
+def gathered_part(gather: str, narrow: float, width: float) -> float:
+    """Bytes of parameters of ``width`` bytes each that are gathered, beside those of all, where the
+    part ``narrow`` of them is rounded before."""
+    return 1 - narrow * (1 - CASTS[gather].value_bytes / width) if gather else 1.0
+
+
 def borders_between(places: Sequence[object], number: int) -> int:
     """Borders of a pipeline that join the same two places as one does; by stage, where it is."""
     joined = [{*both} for both in pairwise(places)]

@@ -16,7 +16,15 @@ from typing import Literal, NamedTuple
 
 from weft.cluster.view import ClusterView, Reach
 from weft.cost.choice import alike, choice_of
-from weft.cost.sends import LayerSend, border_bytes, border_width, layer_sends, ranks_of, sums_part
+from weft.cost.sends import (
+    LayerSend,
+    border_bytes,
+    border_width,
+    gathered_part,
+    layer_sends,
+    ranks_of,
+    sums_part,
+)
 from weft.cost.work import (
     ALL_BY_ADAMW,
     DIVISIONS,
@@ -158,6 +166,8 @@ class _Piece(NamedTuple):
     """The lowest of all stages that have some of such a parameter."""
     experts: bool = False
     """Of experts that some stages divide among ranks which hold all else alike."""
+    narrow: float = 0.0
+    """The part of it that products in eight bits may read."""
 
     def within(self, domain: Collection[int]) -> _Piece:
         """As the ranks of one domain hold it."""
@@ -172,7 +182,9 @@ class _Piece(NamedTuple):
         """
         pipeline, stage = self.stages[0]
         backwards = pipeline.num_microbatches
-        once, whole = state.grad * self.params, state.weight * self.params
+        gathers = min((each.gather for _, each in self.stages), key=len)
+        weight = state.weight * gathered_part(gathers, self.narrow, state.weight)
+        once, whole = state.grad * self.params, weight * self.params
         if self.level == 0:
             return 2 * once, 0
         if self.level == 1 or len(self.stages) > 1:
@@ -187,7 +199,14 @@ class _Piece(NamedTuple):
                 gathered = (2 * many - backwards) * self.params
             case _:
                 gathered = 2 * many * self.params - (backwards - 1) * self.stays
-        return backwards * once, state.weight * gathered
+        return backwards * once, weight * gathered
+
+
+def narrow_part(spec: ModelSpec, training: Training) -> float:
+    """Of the parameters of layers, those that products in eight bits read."""
+    inside = [param for param in param_specs(spec) if isinstance(param.unit, int)]
+    matrices = sum(param.numel for param in inside if len(param.shape) == 2)
+    return (1 - training.wide_products) * matrices / max(1, sum(each.numel for each in inside))
 
 
 _Part = tuple[frozenset[UnitName], range, bool]
@@ -199,6 +218,7 @@ def _pieces(plan: Plan, spec: ModelSpec, training: Training) -> Iterator[_Piece]
     """The ends of the model, and runs of layers that no pipeline cuts. Of the head's rows one for
     all that the same stages have."""
     numels, last = _numels(plan, spec, training), plan.places[-1]
+    narrow = narrow_part(spec, training)
     in_turn = sorted(numels, key=itemgetter(2))  # a layer after the other, of either kind
     for (end, stages, experts), run in groupby(in_turn, key=partial(_held, plan)):
         runs = list(run)
@@ -206,7 +226,8 @@ def _pieces(plan: Plan, spec: ModelSpec, training: Training) -> Iterator[_Piece]
         stays = counts[0] + (0 if last in runs[-1][0] else counts[-1])
         holders = tuple((plan.pipelines[p], stage) for p, _, stage in stages)
         level = min(stage.zero for key in runs for _, _, stage in plan.stages_with(key[0]))
-        yield _Piece(sum(counts), holders, end, stays, level, experts)
+        part = 0.0 if end or experts else narrow
+        yield _Piece(sum(counts), holders, end, stays, level, experts, part)
 
 
 def _numels(plan: Plan, spec: ModelSpec, training: Training) -> dict[_Part, float]:

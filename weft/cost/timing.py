@@ -145,7 +145,8 @@ def brought_bytes(shape: ModelShape, choice: StageChoice) -> float:
     """Bytes of parameters that a rank brings from the host for what it computes once."""
     if not choice.brings_params:
         return 0.0
-    return choice.state.weight * sum(trained_params(shape, choice)) * choice.kept
+    brought = choice.state.weight * choice.gathers
+    return brought * sum(trained_params(shape, choice)) * choice.kept
 
 
 def message_seconds(
@@ -188,7 +189,7 @@ class _State:
         software, fabric = self.hardware.software, self.hardware.fabric
         params = sum(trained_params(self.shape, self.choice))
         group, _ = self.choice.parts(self.holders)
-        weights = software.weight_bytes * params
+        weights = software.weight_bytes * params * self.choice.gathers
         grads = software.grad_bytes * params * (not self.choice.work.frozen)
         many = max(self.choice.work.num_layers, 1)
         gather = 0.0
@@ -244,7 +245,7 @@ class _State:
         share, and of the weights' way back, in so many messages at least."""
         fabric, software = self.hardware.fabric, self.hardware.software
         grads = software.grad_bytes * params
-        weights = software.weight_bytes * params
+        weights = software.weight_bytes * params * self.choice.gathers
         many = max(grads / software.bucket_bytes, 1.0)
         crossing = self.choice.crossing * grads / near.size
         reduce = fabric.seconds("all_reduce", crossing, far, messages=many)

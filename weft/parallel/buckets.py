@@ -69,6 +69,11 @@ class Bucket:
         return all(entry.held.in_one_precision for entry in self.entries)
 
     @property
+    def is_rounded(self) -> bool:
+        """It is gathered in eight bits."""
+        return bool(self.level and self.entries[0].held.rounding)
+
+    @property
     def domains(self) -> tuple[tuple[int, ...], ...]:
         """Its ranks by domain; each has the whole bucket."""
         return self.entries[0].held.by_domain
@@ -151,12 +156,12 @@ def fill_buckets(
     """Pack pieces, given in forward order, last first: backward meets them so.
 
     Ranks that hold the same pieces make the same buckets of them, in the same order. A unit of
-    level 3 is one bucket, for it is gathered as a whole.
+    level 3 is one bucket, for it is gathered as a whole, or two where some of it is rounded before.
     """
     packed: dict[tuple[object, ...], list[list[Stretch]]] = {}
     for held in reversed(list(pieces)):
         unit = held.spec.unit if held.level == 3 else None
-        key = (held.ranks, held.level, unit, held.shares)
+        key = (held.ranks, held.level, unit, held.shares, held.rounding)
         groups = packed.setdefault(key, [[]])
         start = _aligned(groups[-1][-1].stop) if groups[-1] else 0
         if start and held.level < 3 and (start + held.box.numel) * itemsize > bucket_bytes:

@@ -24,7 +24,8 @@ from weft.memory.tiers import keeps_apart
 from weft.parallel.accumulate import Accumulator, Slot
 from weft.parallel.between import between_domains
 from weft.parallel.buckets import BUCKET_BYTES, Bucket, fill_buckets
-from weft.parallel.mains import FlatParams, MainParam, whole_main
+from weft.parallel.fp8.gathered import WeightScales
+from weft.parallel.mains import FlatParams, MainParam, start_rounded, whole_main
 from weft.parallel.norms import TensorNorms
 from weft.parallel.params import Held, LocalParam, assign_owners, holders_of, reduction_groups
 from weft.parallel.wholes import WholeTensors
@@ -103,8 +104,12 @@ class Gradients:
         apart = keeps_apart(precision.parameters.tier, comm.device.type)
         way = torch.Stream(device=comm.device) if apart else None
         master = precision.master
-        self.sharded = [FlatParams(b, by_name, comm, master, way) for b in buckets if b.level]
+        self._scales = WeightScales(pieces, comm)
+        made_flat = partial(FlatParams, way=way, scales=self._scales)
+        self.sharded = [made_flat(b, by_name, comm, master) for b in buckets if b.level]
         self.mains = whole + [main for flat in self.sharded for main in flat.mains]
+        self._find_scales()
+        start_rounded(self.sharded)
         made = partial(Accumulator, params=by_name, comm=comm, precision=precision, rounds=rounds)
         ways = between_domains(buckets, pieces, comm)
         self._sums = [made(b, between=way) for b, way in zip(buckets, ways, strict=True)]
@@ -237,10 +242,14 @@ class Gradients:
         for target, value in masters if len(here) < len(masters) else ():
             target.copy_(value)
             forget(value)
+        self._find_scales()
         for flat in reversed(self.sharded):  # as forward meets them
             flat.publish()
         if not self._overlap:
             self.fence()
+
+    def _find_scales(self) -> None:
+        self._scales.find((main.spec.name, main.box, main.value) for main in self.mains)
 
     def fence(self) -> None:
         """Wait until no parameter has to be brought up to date. Level 3 stays in segments."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from weft.comm.comm import Comm, Finish
 from weft.memory.kept import forget, is_apart, zeros
 from weft.parallel.buckets import Bucket
+from weft.parallel.fp8.gathered import RoundedBucket, WeightScales
 from weft.parallel.params import Held, LocalParam
 from weft.plan.box import Box
 from weft.plan.model import ParamSpec
@@ -74,6 +75,8 @@ class FlatParams:
     updates is its own segment: the buffer's memory where the dtypes agree, else a master copy. At
     level 3 the buffer has memory only between ``start`` and ``free``: PyTorch does not notice who
     reads a parameter outside, and the process dies. ``mains`` can be read at any time.
+
+    What is rounded before it is gathered lies in the buffer as it was rounded, this rank's too.
     """
 
     def __init__(
@@ -82,10 +85,12 @@ class FlatParams:
         params: Mapping[str, LocalParam],
         comm: Comm,
         master: Role,
+        *,
         way: torch.Stream | None = None,
+        scales: WeightScales,
     ) -> None:
         """``way``: brings this rank's segment from the memory of the host at level 3; None: it is
-        on the device."""
+        on the device. ``scales``: of what is rounded before it is gathered."""
         self.bucket = bucket
         self._comm = comm
         first = params[bucket.entries[0].held.spec.name].param
@@ -104,15 +109,20 @@ class FlatParams:
                 self._copies.append((part, view))
         self._near, self._segments = bucket.near(comm.rank), bucket.segments(comm.rank)
         first_place = bucket.first(comm.rank)
-        self._own = self.flat[first_place : first_place + bucket.segment(comm.rank)]
-        self.is_in_place = bucket.level < 3 and self.flat.dtype == master.dtype
+        self._place = slice(first_place, first_place + bucket.segment(comm.rank))
+        self._own = self.flat[self._place]
+        self._rounded = RoundedBucket(bucket, comm.rank, scales) if bucket.is_rounded else None
+        self._message: Tensor | None = None
+        """What is gathered, where it is not the buffer."""
+        is_same = self.flat.dtype == master.dtype and self._rounded is None
+        self.is_in_place = bucket.level < 3 and is_same
         """What this rank updates is memory that others' segments are gathered beside."""
         self._share = self._own
         if not self.is_in_place:
             self._share = _copy(self._own, master)
         self._way = way if bucket.level == 3 else None
         self._at_rest = self._resting()
-        """What others get of this rank, at level 3 time and again."""
+        """What others get of this rank, at level 3 time and again; rounded by ``rest``."""
         views = bucket.kept_views(comm.rank, self._share)
         owned = comm.rank in bucket.domains[0]  # the others have the same
         self.mains = [
@@ -124,9 +134,12 @@ class FlatParams:
         self.free()
 
     def _resting(self) -> Tensor:
+        dtype = self.flat.dtype if self._rounded is None else torch.uint8
         if self._way is not None:
             assert self._share.dtype != self.flat.dtype, "updates change what is computed with"
-            return torch.zeros(len(self._own), dtype=self.flat.dtype, pin_memory=True)
+            return torch.zeros(len(self._own), dtype=dtype, pin_memory=True)
+        if self._rounded is not None:
+            return torch.zeros(len(self._own), dtype=dtype, device=self.flat.device)
         if self.bucket.level == 3 and is_apart(self._share, self.flat.device):
             return self._own.clone()
         return self._share
@@ -135,19 +148,29 @@ class FlatParams:
         """After an update: send this rank's segment to the others, who ask for it by ``wait``."""
         if self.bucket.level < 3:
             self.wait()
+            self.rest()
             self._gather()
         else:
             self.free()
-            if self._way is not None:
-                self._at_rest.copy_(self._share.to(self._at_rest.dtype))
-                forget(self._share)
-            elif self._at_rest is not self._share:
-                _bring(self._share, self._at_rest)
+            self.rest()
+
+    def rest(self) -> None:
+        """Make what others get of this rank's segment, where they do not get it itself."""
+        if self._rounded is not None:
+            values = self._share.to(self.flat.dtype).to(self.flat.device)
+            self._at_rest.copy_(self._rounded.encode(values))
+            forget(self._share)
+        elif self._way is not None:
+            self._at_rest.copy_(self._share.to(self._at_rest.dtype))
+            forget(self._share)
+        elif self._at_rest is not self._share:
+            _bring(self._share, self._at_rest)
 
     def start(self) -> None:
         """Begin to gather what ``free`` let go of."""
         if not self._is_whole and self._pending is None:
-            self.flat.untyped_storage().resize_(self.flat.nbytes)
+            if self._rounded is None:
+                self.flat.untyped_storage().resize_(self.flat.nbytes)
             self._gather()
 
     def wait(self) -> None:
@@ -156,6 +179,11 @@ class FlatParams:
         if self._pending is not None:
             self._pending()
             self._pending = None
+            if self._rounded is not None and self._message is not None:
+                if self.bucket.level == 3:
+                    self.flat.untyped_storage().resize_(self.flat.nbytes)
+                self._rounded.decode(self._message, self.flat)
+                self._message = None
             for part, view in self._copies:
                 part.copy_(view)
         self._is_whole = True
@@ -169,29 +197,40 @@ class FlatParams:
 
     def _gather(self) -> None:
         assert self._pending is None, f"{self._near}: a gather was not waited for"
+        flat, own = self.flat, self._own
+        if self._rounded is not None:
+            flat = self._message = torch.empty(len(flat), dtype=torch.uint8, device=flat.device)
+            own = flat[self._place]
         if self._way is not None:
-            self._pending = self._brought(self._way)
+            self._pending = self._brought(self._way, flat, own)
             return
         if not self.is_in_place:
-            _bring(self._at_rest, self._own)
-        self._pending = self._gathered()
+            _bring(self._at_rest, own)
+        self._pending = self._gathered(flat)
 
-    def _gathered(self) -> Finish:
+    def _gathered(self, flat: Tensor) -> Finish:
         return self._comm.all_gather(
-            self.flat, name="parameters", group=self._near, sizes=self._segments
+            flat, name="parameters", group=self._near, sizes=self._segments
         )
 
-    def _brought(self, way: torch.Stream) -> Finish:
+    def _brought(self, way: torch.Stream, flat: Tensor, own: Tensor) -> Finish:
         """Likewise, beside what computes."""
-        computes = torch.accelerator.current_stream(self.flat.device)
+        computes = torch.accelerator.current_stream(flat.device)
         way.wait_event(computes.record_event())  # memory that was in use until then
         with way:
-            self._own.copy_(self._at_rest, non_blocking=True)
-            gathered = self._gathered()
+            own.copy_(self._at_rest, non_blocking=True)
+            gathered = self._gathered(flat)
         came = way.record_event()
 
         def arrive() -> None:
-            torch.accelerator.current_stream(self.flat.device).wait_event(came)
+            torch.accelerator.current_stream(flat.device).wait_event(came)
             gathered()
 
         return arrive
+
+
+def start_rounded(flats: Iterable[FlatParams]) -> None:
+    """Before the first update: round what is gathered rounded."""
+    for flat in flats:
+        if flat.bucket.is_rounded:
+            flat.rest()

@@ -16,6 +16,7 @@ from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, ParamSpec
 from weft.plan.plan import Plan, StagePlan, ZeroLevel
 from weft.plan.tiling import Stored, Tiling, refine
+from weft.precision.registry import PRECISIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class Held:
     """By rank, weight of what it keeps of what the level names; empty: alike."""
     cast: str = ""
     """As the plan has ``sums``."""
+    rounding: str = ""
+    """The scaling of the products that alone read it, where it is gathered in their eight bits."""
 
     @property
     def by_domain(self) -> tuple[tuple[int, ...], ...]:
@@ -123,10 +126,21 @@ def held_pieces(
                 domains=domains if len(domains) > 1 else (),
                 shares=_shares(stages, ranks) if level else (),
                 cast=plan.sums if len(domains) > 1 else "",
+                rounding=_rounding(param, stages),
             )
             for box, ranks, domains in cut
         ]
     return pieces
+
+
+def _rounding(param: ParamSpec, stages: Sequence[StagePlan]) -> str:
+    """As ``Held`` has it; empty where any of the stages gathers it as it is."""
+    is_factor = isinstance(param.unit, int) and len(param.shape) == 2 and param.fp8
+    if not is_factor or not all(stage.gather for stage in stages):
+        return ""
+    products = {PRECISIONS[stage.precision].products for stage in stages}
+    scalings = {each.scaling for each in products if each is not None}
+    return scalings.pop() if len(products) == 1 == len(scalings) else ""
 
 
 def _shares(stages: Sequence[StagePlan], ranks: Sequence[int]) -> tuple[int, ...]:

@@ -66,6 +66,10 @@ class StagePlan:
     """What goes over the border to the next stage, and comes back, is cast to this, an entry of
     ``weft.precision.casts``; empty: it travels as it is. Numbers then depend on where that border
     is, and on nothing else of the plan."""
+    gather: str = ""
+    """``fp8``: weights that products in eight bits alone read are rounded before ranks gather them,
+    where all that hold some do so, and not after; empty: they are gathered as they are. No number
+    depends on it."""
     state_tier: Tier = "device"
     """Where ranks keep what only updates need: the optimizer's state, and master copies."""
     param_tier: Tier = "device"
@@ -332,7 +336,7 @@ class Plan:
             for key, value in usual.items():
                 if stage[key] == value:
                     del stage[key]
-            for key in ("sample_shares", "state_shares", "border", "head_rows"):
+            for key in ("sample_shares", "state_shares", "border", "gather", "head_rows"):
                 if not stage[key]:
                     del stage[key]
         return json.dumps(data, indent=2)

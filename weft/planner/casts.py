@@ -1,15 +1,20 @@
-"""Borders whose traffic is cast: from the words of a configuration to the plan; their rules."""
+"""What is cast on its way: from the words of a configuration to the plan; its rules."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 from weft.config.errors import ConfigError
 from weft.config.plan_sections import Between
 from weft.cost.work import width_of
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
 from weft.precision.casts import CASTS
+from weft.precision.registry import PRECISIONS
+
+GATHERED = "fp8"
+"""As ``StagePlan.gather`` has it."""
 
 
 def saves_bytes(cast: str, precision: Precision) -> bool:
@@ -53,8 +58,50 @@ def refuse_idle_cast(plan: Plan, cast: str, between: Between | None) -> None:
         raise ConfigError("plan.border", cast, "null", hint)
 
 
+def with_gather(
+    plan: Plan, between: Literal["nodes"] | None, node_of: Callable[[int], object]
+) -> Plan:
+    """The plan whose stages gather weights in the eight bits of their products; only those that
+    gather ``between`` nodes if asked.
+
+    Raises:
+        ConfigError: none does.
+    """
+
+    every = list(plan.stages())
+    able = [(p, s, stage) for p, s, stage in every if not _why_not_gathered(stage)]
+    chosen = {
+        stage
+        for p, s, stage in able
+        if between is None or any(len({*map(node_of, ranks)}) > 1 for ranks in _near(plan, p, s))
+    }
+    if not chosen:
+        far = "No stage's ranks are on several nodes."
+        hint = far if able else _why_not_gathered(every[0][2])
+        raise ConfigError("plan.gather", GATHERED, "null", hint)
+    return plan.each(lambda stage: replace(stage, gather=GATHERED) if stage in chosen else stage)
+
+
+def _near(plan: Plan, p: int, s: int) -> tuple[tuple[int, ...], ...]:
+    """Ranks that gather from each other what a stage computes with, by domain."""
+    stage = plan.pipelines[p].stages[s]
+    beside = [stage] if stage.zero == 3 else [e for *_, e in plan.stages_with(plan.units(p, s))]
+    return plan.by_domain({rank for each in beside for rank in each.mesh.ranks})
+
+
+def _why_not_gathered(stage: StagePlan) -> str:
+    """Why a stage cannot gather weights in eight bits; empty where it can."""
+    products = PRECISIONS[stage.precision].products
+    if products is None or not products.rounds_weights_once:
+        return "Products of precision fp8 or fp8-blockwise alone round a weight once, and then all."
+    if not stage.zero and stage.param_tier == "device":
+        return "With zero: 1, 2 or 3 ranks gather what others keep."
+    return ""
+
+
 def check_casts(plan: Plan) -> None:
-    """Casts are of borders that something is sent over, in fewer bytes, and of sums of domains.
+    """Casts are of borders that something is sent over, in fewer bytes, of sums of domains, and of
+    weights that products round.
 
     Raises:
         ConfigError: one is not.
@@ -64,6 +111,7 @@ def check_casts(plan: Plan) -> None:
     if plan.sums and not plan.domains:
         raise ConfigError("sums", plan.sums, "none without domains", "They are what it is between.")
     for p, s, stage in plan.stages():
+        _check_gather(f"pipelines[{p}].stages[{s}].gather", stage)
         key, after = f"pipelines[{p}].stages[{s}].border", plan.pipelines[p].stages[s + 1 : s + 2]
         if stage.border not in ("", *CASTS):
             expected = f"one of {', '.join(map(repr, CASTS))}, or none"
@@ -74,3 +122,11 @@ def check_casts(plan: Plan) -> None:
         if stage.border and not saves_bytes(stage.border, stage.precision):
             expected = f"what has fewer bytes than {stage.precision}, or none"
             raise ConfigError(key, stage.border, expected)
+
+
+def _check_gather(key: str, stage: StagePlan) -> None:
+    if stage.gather not in ("", GATHERED):
+        raise ConfigError(key, stage.gather, f"{GATHERED!r} or ''")
+    why = _why_not_gathered(stage)
+    if stage.gather and why:
+        raise ConfigError(key, stage.gather, "'' on this stage", why)

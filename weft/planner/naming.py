@@ -23,9 +23,10 @@ def name_of(plan: Plan, cluster: ClusterView) -> str:
 
 
 def elsewhere(stage: StagePlan) -> list[str]:
-    """What a stage keeps elsewhere than on its devices, activations apart."""
+    """What a stage keeps elsewhere than on its devices, activations apart, and how weights come."""
     kept = (("state", stage.state_tier), ("parameters", stage.param_tier))
-    return [f"{what} on {tier}" for what, tier in kept if tier != "device"]
+    comes = [f"weights gathered in {stage.gather}"] * bool(stage.gather)
+    return comes + [f"{what} on {tier}" for what, tier in kept if tier != "device"]
 
 
 def _pipeline(pipeline: PipelinePlan, cluster: ClusterView) -> str:

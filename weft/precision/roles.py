@@ -47,6 +47,12 @@ class Products:
     margin: int = 0
     """Powers of two that delayed scales leave for numbers to grow; what is larger is cut off."""
 
+    @property
+    def rounds_weights_once(self) -> bool:
+        """All products read the same rounding of a weight, and nothing else of it: its scales are
+        of the whole weight or of its blocks, and of what it is at that moment."""
+        return self.scaling in ("tensorwise", "blockwise")
+
 
 @dataclass(frozen=True, slots=True)
 class Role:

@@ -35,7 +35,7 @@ from weft.optim.registry import training_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, StagePlan
 from weft.plan.plan_file import PlanFile
-from weft.planner.casts import refuse_idle_cast, with_casts
+from weft.planner.casts import refuse_idle_cast, with_casts, with_gather
 from weft.planner.domains import idle_zero_notes, nodes_of, refuse_idle_domains, with_domains
 from weft.planner.problem import Workload
 from weft.planner.shares import refuse_unbalanced
@@ -305,9 +305,12 @@ def _apart(plan: Plan, asked: PlanConfig, ranks_here: int | None) -> Plan:
         node_of = nodes_of(plan, ranks_here, between, "border")
         plan = with_casts(plan, asked.border, between, node_of)
         refuse_idle_cast(plan, asked.border, between)
-    if asked.domains is None:
+    if asked.domains is not None:
+        plan = replace(with_domains(plan, asked.domains, ranks_here), sums=asked.sums or "")
+    if asked.gather is None:
         return plan
-    return replace(with_domains(plan, asked.domains, ranks_here), sums=asked.sums or "")
+    between = asked.gather_between
+    return with_gather(plan, between, nodes_of(plan, ranks_here, between, "gather"))
 
 
 def _with_activations(

@@ -12,10 +12,11 @@ from functools import lru_cache
 from math import log2
 
 from weft.cluster.view import ChipPool, ClusterView, Site
-from weft.cost.choice import choice_of, num_sites, state_parts, ways_of_domains
-from weft.cost.memory import Overheads
+from weft.cost.choice import StageChoice, choice_of, num_sites, state_parts, ways_of_domains
+from weft.cost.memory import Overheads, params_of
 from weft.cost.rates import CostFunction, Roofline
-from weft.cost.sends import border_bytes, border_times, border_width, sums_part
+from weft.cost.sends import border_bytes, border_times, border_width, gathered_part, sums_part
+from weft.cost.sent import narrow_part
 from weft.cost.times import BorderTimes, StageTimes, longest
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
@@ -176,6 +177,16 @@ def _sharing(
     return joined.count({places[end] for end in ends}) * len(plan.pipelines)
 
 
+def _gathers(stage: StagePlan, choice: StageChoice, spec: ModelSpec, training: Training) -> float:
+    """Part of the bytes of its parameters that a stage gathers."""
+    if not stage.gather:
+        return 1.0
+    shape, layers = shape_of(spec), choice.holding(choice.work.layers, embeds=False, predicts=0.0)
+    inside = sum(params_of(shape, layers)) / sum(params_of(shape, choice))
+    narrow = inside * narrow_part(spec, training)
+    return gathered_part(stage.gather, narrow, choice.state.weight)
+
+
 def times_of_plan(
     plan: Plan,
     spec: ModelSpec,
@@ -223,7 +234,12 @@ def times_of_plan(
         crossing = sums_part(plan.sums, training.state(stage.precision).grad)
         far = sites.get((p, number), 1)
         both = (
-            (choice._replace(crossing=crossing, sites=far), hardware(r))
+            (
+                choice._replace(
+                    crossing=crossing, sites=far, gathers=_gathers(stage, choice, spec, training)
+                ),
+                hardware(r),
+            )
             for choice, r in zip(each, ranks, strict=True)
         )
         return longest([stage_times(shape, *pair) for pair in both])

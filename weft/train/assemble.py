@@ -26,6 +26,7 @@ from weft.outer.meeting import Meeting
 from weft.parallel.apply import axis_groups
 from weft.parallel.buckets import BUCKET_BYTES
 from weft.parallel.fp8.apply import EightBits, eight_bits
+from weft.parallel.fp8.gathered import refuse_other_uses
 from weft.parallel.fp8.history import Histories, histories_of
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import Held, LocalParam, held_pieces, stages_with
@@ -178,6 +179,7 @@ def assemble(
         if source.split is not None:
             source.split(number, stage, share)
         _apply(stage, rank_plan.pipeline_plan.stages[number], eight, work)
+    refuse_other_uses(stages.values(), params, pieces)
     _offload(stages, rank_plan.pipeline_plan.stages, comm.device)
     scale = source.expected_weight
     scaled = any(PRECISIONS[stage.precision].scales_loss for _, _, stage in plan.stages())
