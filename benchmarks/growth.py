@@ -118,9 +118,9 @@ def main() -> None:
         stages.grow("depth", "aki", "15m", *DEEP)
         again = ("seed=1", RATES[1], second)
         stages.train("15m", "15m/model.yaml", *again)
-        stages.train("from-the-start", "debug", *SETTINGS, *models(LARGE), RATES[0], second)
         stages.grow("experts", "15m", "8x15m", "--count", "8", "--top-k", "2")
         stages.train("8x15m", "8x15m/model.yaml", "seed=2", RATES[2], third)
+        stages.train("from-the-start", "debug", *SETTINGS, *models(LARGE), RATES[0], second)
     if options.json:
         print(json.dumps(stages.records, indent=2))
 
