@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--timed", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--room", type=int, default=512, help="MiB a rank beyond the model")
+    parser.add_argument("--room", type=int, default=300, help="MiB a rank beyond the model")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
