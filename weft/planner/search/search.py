@@ -432,13 +432,18 @@ class SearchRun:
 
         while tuple(shares) not in tried and len(tried) < MOST_ROUNDS:
             timed = attempt(shares)
-            if not timed:
+            if not self._may_balance(timed, cutoff):
                 break
             shares = self._balanced(timed)
         if comb(total - 1, len(groups) - 1) <= FEW_SHARES:
             for each in every_share(total, len(groups)):
                 if each not in tried:
                     attempt(each)
+
+    def _may_balance(self, chosen: Sequence[Timed], cutoff: float) -> bool:
+        """Other shares of the same pipelines are worth a look."""
+        slowest = max((timed.seconds for timed in chosen), default=inf)
+        return slowest < (cutoff if self.cluster.world_size > FEW_TO_BALANCE else inf)
 
     def _by_speed(self, groups: Sequence[Group]) -> list[int]:
         """Shares to begin with."""
@@ -480,6 +485,8 @@ def every_share(total: int, groups: int) -> Iterator[tuple[int, ...]]:
 
 
 MOST_ROUNDS = 3
+FEW_TO_BALANCE = 64
+"""Chips, up to which shares are balanced also where the first are slower than what is known."""
 FEW_SHARES = 40
 """Ways to divide the samples among pipelines up to which all are tried."""
 WORTH_A_LOOK = 1.25
