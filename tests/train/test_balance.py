@@ -133,7 +133,8 @@ def test_shares_change_and_numbers_stay(tmp_path: Path, pool: WorkerPool) -> Non
     last = Plan.from_json((whole / "plan.json").read_text())
     assert [pipeline.samples for pipeline in last.pipelines] == [8, 4]
     assert "pipelines take 8, 4 s a step: of each batch they now have 6, 6" in events[0].message
-    assert [event.message.count("made anew: 1f1b") for event in events] == [1, 1, 1]
+    # Borders are then far longer than what is computed, so that what there is room for helps.
+    assert [event.message.count("made anew: 1f1b with") for event in events[::2]] == [1, 1]
     validate_plan(last, num_layers=last.num_layers, global_batch=12)
     assert last.pipelines[0].num_microbatches == 4
 
