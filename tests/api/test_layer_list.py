@@ -141,7 +141,7 @@ def test_a_plan_that_cuts_layers_is_refused() -> None:
     (pipeline,) = alone().pipelines
     (stage,) = pipeline.stages
     tables = [
-        ({"mesh": Mesh.of((0, 1), tp=2)}, "no cp or tp axis. Weft has no layout"),
+        ({"mesh": Mesh.of((0, 1), tp=2)}, "axes none of which is ep or cp or tp. Weft has no"),
         ({"zero": 3}, "2 at most for a list of layers"),
         ({"layers": (0, 2.5)}, "whole numbers of layers. Layers of this model cannot be cut"),
         ({"compile": True}, "false for a list of layers"),

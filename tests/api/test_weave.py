@@ -221,7 +221,7 @@ def test_a_plan_that_cuts_the_model_is_refused() -> None:
         schedule="interleaved",
     )
     plan = Plan(num_layers=1, pipelines=(pipeline,))
-    with pytest.raises(ConfigError, match="expected one stage, without a cp or tp axis"):
+    with pytest.raises(ConfigError, match="one stage, none of whose axes is ep or cp or tp"):
         weft.weave(*model_and_optimizer(), loss=squares, plan=plan)
 
 

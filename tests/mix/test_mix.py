@@ -124,8 +124,8 @@ def test_the_page_shows_every_trial_and_a_step_of_each_generation() -> None:
     assert len(answers()) == 4
     assert text.count('<div class="rows">') == 1 + 2 + 4, "rates, parts, generations"
     assert text.count("measured 5 s a step, drawn ") == 4
-    assert text.count("ranks 1, 2 small: ") == 4, "alone, pooled, and of two generations"
-    assert text.count("rank 1 small: ") == 1, "in the pipeline by speed"
+    assert text.count("ranks 1, 2 small: ") == 3, "alone, pooled, and a mesh for each kind"
+    assert text.count("rank 1 small: ") == 2, "with samples of its own, and in the pipeline"
     assert f"Pooling &times; {1300 / 1000:.3f}" in text
     assert f"Re-planning &times; {mixes[-1].middle / 1300:.3f}" in text
     assert "http" not in text.replace("http-equiv", "")

@@ -16,7 +16,8 @@ from weft.planner.validate import validate_plan
 
 
 def samples_of(plan: Plan) -> list[int]:
-    return [pipeline.samples for pipeline in plan.pipelines]
+    """Of each rank."""
+    return [sum(map(len, plan.rank_plan(r).microbatches())) for r in range(plan.world_size)]
 
 
 def kinds_in(plan: Plan) -> list[set[int]]:
@@ -103,7 +104,7 @@ def test_a_share_below_the_microbatch_of_a_part_takes_a_smaller_one() -> None:
 def test_shares_and_layers_follow_measured_rates() -> None:
     """In a run the small chips computed twice as long as was predicted."""
     trial, chips = answers()[1], chips_of()
-    assert samples_of(trial.plan) == [16, 12]
+    assert samples_of(trial.plan) == [16, 6, 6]
     predicted = chips.time(trial.plan, WORK)
     busy = [predicted.timelines[0].busy_s[0], *predicted.timelines[1].busy_s * 2]
     assert after_run(Shown(), chips, trial.plan, WORK, busy).slower == pytest.approx(
@@ -112,7 +113,7 @@ def test_shares_and_layers_follow_measured_rates() -> None:
     shown = after_run(Shown(), chips, trial.plan, WORK, [busy[0], 2 * busy[1], 2 * busy[2]])
     assert shown.slower == pytest.approx({"big": 1.0, "small": 2.0})
     again = ask(trial.question, WORK, chips_of(shown=shown))
-    assert samples_of(again.plan) == [20, 8]
+    assert samples_of(again.plan) == [20, 4, 4]
     twice = after_run(shown, chips_of(shown=shown), again.plan, WORK, [1.0, 0.5, 0.5])
     once = after_run(Shown(), chips, again.plan, WORK, [1.0, 0.5, 0.5])
     assert twice.slower == pytest.approx(once.slower), "what was known before does not matter"

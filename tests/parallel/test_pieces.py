@@ -24,7 +24,7 @@ class Noting(Comm):
     """One rank of two, the other of which sends zeros; notes what begins and what is awaited."""
 
     def __init__(self, noted: list[str]) -> None:
-        super().__init__()
+        super().__init__(world_size=2)
         self.noted = noted
 
     def gather_parts(self, own: Tensor, sizes: Sequence[Any], **_: Any) -> Any:

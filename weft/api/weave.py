@@ -215,7 +215,7 @@ def _check_plan(plan: Plan, world_size: int) -> None:
     refuse_state_elsewhere(plan)
     for p, s, stage in plan.stages():
         if s or stage.mesh.inner_axes:
-            expected = f"one stage, without a {' or '.join(INNER_AXES)} axis"
+            expected = f"one stage, none of whose axes is {' or '.join(INNER_AXES)}"
             raise ConfigError(f"plan.pipelines[{p}]", "a model that is cut", expected)
         if stage.zero == 3:
             hint = "Weft does not know when this module needs which of its parameters."

@@ -97,7 +97,7 @@ def check_layer_plan(plan: Plan, layers: Sequence[Layer]) -> None:
     for p, s, stage in plan.stages():
         where = f"plan.pipelines[{p}].stages[{s}]"
         if stage.mesh.inner_axes:
-            expected = f"no {' or '.join(INNER_AXES)} axis"
+            expected = f"axes none of which is {' or '.join(INNER_AXES)}"
             use = " or ".join(name for name in NAMES if name not in INNER_AXES)
             hint = (
                 f"Weft has no layout that says how these layers are cut: use {use} or more stages."
