@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from report_cases import make_run
-from report_page import SECTIONS, everything, read, rows, section
+from report_page import SECTIONS, data_of, everything, read, rows, section
 
 COUNTS = {"1": [6, 0, 2, 0], "3": [1, 3, 2, 2]}
 
@@ -15,7 +15,7 @@ def told(folder: Path) -> None:
     records = [json.loads(line) for line in path.read_text().splitlines()]
     for record in records:
         if "loss" in record and record["step"] % 10 == 0:
-            record["tokens_per_expert"] = COUNTS
+            record |= {"tokens_per_expert": COUNTS, "expert_imbalance": 3.0}
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
@@ -37,6 +37,7 @@ def test_loads_are_drawn_and_told(tmp_path: Path) -> None:
         *("heat-4", "heat-0", "heat-2", "heat-0"),
         *("heat-1", "heat-3", "heat-2", "heat-2"),
     ]
+    assert "imbalance of experts 3 at step 10" in data_of(run)["experts"]["description"]
     assert places[0].one("title").text == "layer 1, expert 0: 60 tokens, 3.00 of the mean"
 
 

@@ -86,6 +86,7 @@ def test_a_line_has_the_promised_keys(tmp_path: Path) -> None:
         "imbalance": None,
         "imbalance_in_order": None,
         "tokens_per_expert": None,
+        "expert_imbalance": None,
     }
 
 

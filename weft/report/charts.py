@@ -29,6 +29,7 @@ def charts(
         return []
     marks = [(start.first, "restart") for start in starts(steps)[1:]]
     found = [_loss(steps, evals, baselines), *_of_each_step(steps), *_of_work(steps)]
+    found += _of_experts(steps)
     return [replace(chart, marks=marks) for chart in found]
 
 
@@ -148,6 +149,20 @@ def _of_work(steps: Sequence[StepMetrics]) -> Iterator[Chart]:
     words = [_in_words(each.label, at, of) for each, of in zip(series, (now, before), strict=True)]
     axis, title = Axis("most work of a rank, over the mean"), "Imbalance of work"
     yield Chart(id="work", title=title, series=series, description="; ".join(words) + ".", y=axis)
+
+
+def _of_experts(steps: Sequence[StepMetrics]) -> Iterator[Chart]:
+    """How unequal the loads of experts were, where there are any."""
+    known = [(m.step, m.expert_imbalance) for m in steps if m.expert_imbalance is not None]
+    if not known:
+        return
+    at, loads = [step for step, _ in known], [load for _, load in known]
+    x, y = thin(at, loads, max)
+    axis = Axis("most tokens of an expert, over the mean")
+    title = "Imbalance of experts"
+    series = [Series(label=title.lower(), x=x, y=y)]
+    words = _in_words(title.lower(), at, loads) + ", in the layer where it is largest."
+    yield Chart(id="experts", title=title, series=series, description=words, y=axis)
 
 
 def _in_words(label: str, at: Sequence[int], values: Sequence[float]) -> str:

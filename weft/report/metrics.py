@@ -70,6 +70,9 @@ class StepMetrics:
     tokens_per_expert: Mapping[str, list[int]] | None = None
     """By layer, how many choices of the step's tokens went to each expert. None: the model has no
     experts, or the step is none of those that are logged."""
+    expert_imbalance: float | None = None
+    """Most choices that went to an expert, over the mean of its layer's, in the layer where that is
+    largest: 1 is equal. None: the model has no experts."""
 
     @property
     def mfu_of_measured(self) -> float | None:
@@ -221,6 +224,7 @@ _TAGS = {
     "tokens_per_s": "speed/tokens_per_s",
     "mfu": "speed/mfu",
     "memory_gib": "memory/gib",
+    "expert_imbalance": "experts/imbalance",
     "eval_loss": "held_out/loss",
 }
 """Field of a record -> its name in TensorBoard."""

@@ -246,6 +246,7 @@ def log_metrics(
         if _is_logged(run, record.step):
             memory_gib = _asked_all(run, record.step, pace)
         for numbers in record.read if run.is_main else ():
+            loads = _loads(run, numbers)
             metrics = StepMetrics(
                 step=numbers.step,
                 loss=numbers.loss,
@@ -264,7 +265,8 @@ def log_metrics(
                 data=numbers.data,
                 imbalance_in_order=numbers.evened[0],
                 imbalance=numbers.evened[1],
-                tokens_per_expert=_tokens_per_expert(run, numbers),
+                tokens_per_expert=loads if _is_logged(run, numbers.step) and loads else None,
+                expert_imbalance=max(map(_most_of_mean, loads.values()), default=None),
                 elapsed_s=numbers.ended - started,
             )
             for writer in writers:
@@ -285,12 +287,14 @@ def _is_logged(run: Run, step: int) -> bool:
     return is_edge or step % run.config.train.log_every == 0
 
 
-def _tokens_per_expert(run: Run, numbers: StepNumbers) -> Mapping[str, list[int]] | None:
-    """By layer; None without experts, and between steps that are logged."""
-    if not _is_logged(run, numbers.step):
-        return None
+def _loads(run: Run, numbers: StepNumbers) -> Mapping[str, list[int]]:
+    """By layer of experts, how many choices went to each."""
     counts = run.built.executor.buffers.counts(numbers.added)
-    return {name.split(".")[1]: each for name, each in counts.items()} or None
+    return {name.split(".")[1]: each for name, each in counts.items()}
+
+
+def _most_of_mean(load: Sequence[int]) -> float:
+    return max(load) * len(load) / max(sum(load), 1)
 
 
 def _asked_all(run: Run, step: int, pace: Pace | None) -> float:
