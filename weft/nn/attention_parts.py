@@ -60,7 +60,7 @@ class Sight(NamedTuple):
 
 class Keys(NamedTuple):
     """Keys and values ``[n, keys, d_head]`` of consecutive places of every sample, where
-    ``n = batch * kv_heads``."""
+    ``n = batch * kv_heads``. Values may have another width."""
 
     places: range
     k: Tensor
@@ -73,14 +73,15 @@ class Queries:
     Args:
         q: ``[n, group, seq, d_head]``: those that share a key head are rows of one product.
         sight: What they see.
+        d_value: Width of the values.
     """
 
-    def __init__(self, q: Tensor, sight: Sight) -> None:
+    def __init__(self, q: Tensor, sight: Sight, d_value: int) -> None:
         self.q = q
         self._sight = sight
         self._scale = q.shape[-1] ** -0.5
         wide = wide_dtype(q)
-        self._total = torch.zeros_like(q, dtype=wide)
+        self._total = q.new_zeros((*q.shape[:-1], d_value), dtype=wide)
         self._most = q.new_full(q.shape[:-1], torch.finfo(wide).min, dtype=wide)
         self._sum = torch.zeros_like(self._most)
 

@@ -30,13 +30,15 @@ KEEP_SEQ = 512
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> Tensor:
     """``softmax(q k^T / sqrt(d_head)) v`` over the keys that each query may see.
 
-    ``q`` and the result ``[batch, seq, heads, d_head]``; ``k`` and ``v``
-    ``[batch, keys, kv_heads, d_head]``, each shared by ``heads / kv_heads`` queries. A query sees
+    ``q`` ``[batch, seq, heads, d_head]``; ``k`` and ``v`` ``[batch, keys, kv_heads, d_head]``, each
+    shared by ``heads / kv_heads`` queries; the result is as ``q``. Values may have another width
+    than keys: the result has theirs. A query sees
     its own token and the earlier ones of its document; ``packed`` None: of its sample. Where there
     are more keys, queries are of the last tokens, and ``packed`` is ``Packed.ending``'s.
     """
     if not len(q):  # nothing, with gradients that are zero
-        return q + (k.sum() + v.sum())
+        nothing = v.new_zeros((*q.shape[:-1], v.shape[-1]))
+        return nothing + (q.sum() + k.sum() + v.sum())
     if packed is not None and has_kernel(q, packed):
         return packed_attention(q, k, v, packed)
     if packed is not None or q.device.type == "cpu":
@@ -73,7 +75,7 @@ class _BlockedAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, first: Tensor | None) -> Tensor:
         batch, kv_heads = k.shape[0], k.shape[2]
         queries, keys, values = by_key_head(q, kv_heads), by_head(k), by_head(v)
-        result = torch.empty_like(queries)
+        result = values.new_empty((*queries.shape[:-1], values.shape[-1]))
         kept = []
         ctx.blocks, later = _blocks(q.shape[1], k.shape[1], first), _later(q)
         for block in ctx.blocks:

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from weft.nn.documents import Packed
@@ -26,7 +27,8 @@ def has_kernel(q: Tensor, packed: Packed) -> bool:
 def packed_attention(
     q: Tensor, k: Tensor, v: Tensor, packed: Packed, *, causal: bool = True
 ) -> Tensor:
-    """Attention inside each document; shapes as of ``causal_attention``."""
+    """Attention inside each document; shapes as of ``causal_attention``. The kernel has one width
+    for all: narrower values get channels of zeros there."""
     borders, keys = (
         packed.borders,
         packed.borders if packed.key_borders is None else packed.key_borders,
@@ -40,9 +42,10 @@ def packed_attention(
     more = {**more, **told_causal} if causal else more
     # No document is longer; the true length would have to be asked of the device.
     longest = q.shape[1], k.shape[1]
-    rows = (x.flatten(0, 1) for x in (q, k, v))  # [tokens, heads, d_head]
+    padded = F.pad(v, (0, q.shape[-1] - v.shape[-1]))
+    rows = (x.flatten(0, 1) for x in (q, k, padded))  # [tokens, heads, d_head]
     mixed: Tensor = call(*rows, borders, keys, *longest, **more)
-    return mixed.view(q.shape)
+    return mixed.view(q.shape)[..., : v.shape[-1]]
 
 
 @cache

@@ -24,8 +24,8 @@ class Gathered:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> Tensor:
         """``q`` and the result ``[batch, own seq, heads, d_head]``, ``k`` and ``v`` likewise."""
-        whole = self._keys.gather(torch.cat((k, v), dim=2))  # [batch, seq, 2 kv_heads, d_head]
-        keys, values = whole.chunk(2, dim=2)
+        whole = self._keys.gather(torch.cat((k, v), dim=3))  # [batch, seq, kv_heads, both widths]
+        keys, values = torch.split(whole, [k.shape[3], v.shape[3]], dim=3)
         if not self._causal:
             return full_attention(
                 q, keys, values, None if packed is None else packed.those(self._own)

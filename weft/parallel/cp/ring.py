@@ -89,9 +89,9 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, first: Tensor | None, ring: Ring
     ) -> Tensor:
-        mine = _queries(q, k.shape[2], first, ring)
-        for places, held in ring.round(torch.cat((k, v), dim=2)):
-            for keys in _keys(places, held):
+        mine, widths = _queries(q, k, v, first, ring), [k.shape[3], v.shape[3]]
+        for places, held in ring.round(torch.cat((k, v), dim=3)):
+            for keys in _keys(places, held, widths):
                 for queries in mine:
                     queries.see(keys)
         found = [queries.result() for queries in mine]
@@ -105,8 +105,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, first, result, *log_sums = ctx.saved_tensors
         ring: Ring = ctx.ring
-        batch, kv_heads = len(q), k.shape[2]
-        mine = _queries(q, kv_heads, first, ring)
+        batch, kv_heads, widths = len(q), k.shape[2], [k.shape[3], v.shape[3]]
+        mine = _queries(q, k, v, first, ring)
         sizes = [len(part) for part in ring.own]
         d_results = [by_key_head(x, kv_heads) for x in torch.split(grad, sizes, dim=1)]
         products = (grad.to(wide_dtype(q)) * result).sum(-1, keepdim=True)
@@ -116,31 +116,31 @@ class _Attention(torch.autograd.Function):
 
         def gradient(places: Ranges, held: Tensor) -> Tensor:
             found = []
-            for keys in _keys(places, held):
+            for keys in _keys(places, held, widths):
                 grads = [queries.gradients(keys, *more) for queries, *more in each]
-                found.append(torch.cat([_summed(of, batch) for of in zip(*grads, strict=True)], 2))
+                found.append(torch.cat([_summed(of, batch) for of in zip(*grads, strict=True)], 3))
             return torch.cat(found, dim=1)
 
-        d_held = ring.returned(torch.cat((k, v), dim=2), gradient)
-        d_k, d_v = d_held.to(k.dtype).chunk(2, dim=2)
+        d_held = ring.returned(torch.cat((k, v), dim=3), gradient)
+        d_k, d_v = torch.split(d_held.to(k.dtype), widths, dim=3)
         d_q = torch.cat([_by_token(x.to(q.dtype), batch) for x in d_queries], dim=1)
         return d_q, d_k, d_v, None, None
 
 
-def _queries(q: Tensor, kv_heads: int, first: Tensor | None, ring: Ring) -> list[Queries]:
+def _queries(q: Tensor, k: Tensor, v: Tensor, first: Tensor | None, ring: Ring) -> list[Queries]:
     """This rank's, a part each."""
     packed, sizes = None if first is None else Packed(first, None), [*map(len, ring.own)]
     sights = Sight.of(q, packed, ring.own, causal=ring.causal).split(sizes)
     return [
-        Queries(by_key_head(mine, kv_heads), sight)
+        Queries(by_key_head(mine, k.shape[2]), sight, v.shape[3])
         for mine, sight in zip(torch.split(q, sizes, dim=1), sights, strict=True)
     ]
 
 
-def _keys(places: Ranges, held: Tensor) -> Iterator[Keys]:
-    """``[batch, seq, 2 kv_heads, d_head]``: keys and values of a rank, a part each."""
+def _keys(places: Ranges, held: Tensor, widths: list[int]) -> Iterator[Keys]:
+    """``[batch, seq, kv_heads, both widths]``: keys and values of a rank, a part each."""
     for part, both in zip(places, torch.split(held, [len(p) for p in places], 1), strict=True):
-        yield Keys(part, *map(by_head, both.chunk(2, dim=2)))
+        yield Keys(part, *map(by_head, torch.split(both, widths, dim=3)))
 
 
 def _summed(grads: Sequence[Tensor], batch: int) -> Tensor:

@@ -59,7 +59,7 @@ class _Attention(torch.autograd.Function):
             by_sample = scores.view(len(hidden), -1, q.shape[1], seq)
             by_sample.masked_fill_(hidden[:, None], -torch.inf)
         p = torch.softmax(scores, dim=-1).to(q.dtype)
-        mixed = torch.zeros_like(queries, dtype=wide_dtype(q))
+        mixed = queries.new_zeros((*queries.shape[:2], v.shape[3]), dtype=wide_dtype(q))
         for places, held in ring.round(v):
             for columns, values in _columns(places, held):
                 mixed += torch.bmm(p[..., columns], values)
@@ -104,8 +104,8 @@ def _rows(x: Tensor, k: Tensor) -> Tensor:
 
 
 def _by_token(x: Tensor, q: Tensor) -> Tensor:
-    """The inverse of ``_rows``, like the queries."""
-    return from_head(x.view(-1, *q.shape[1:2], q.shape[3]), len(q)).to(q.dtype)
+    """The inverse of ``_rows``, as many and of the dtype as the queries."""
+    return from_head(x.view(-1, *q.shape[1:2], x.shape[-1]), len(q)).to(q.dtype)
 
 
 def _columns(places: Ranges, held: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -35,14 +35,19 @@ class Ulysses:
         self._held = total.parts[first : first + self._group.size]
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> Tensor:
-        """``q`` and the result ``[batch, own seq, heads, d_head]``, ``k`` and ``v`` likewise."""
+        """``q`` and the result ``[batch, own seq, heads, d_head]``, ``k`` and ``v`` likewise. What
+        is of another width goes by itself."""
         size, num, kv = self._group.size, q.shape[2], k.shape[2]
         heads = [_heads(num, kv, size, place) for place in range(size)]
         own, seen = heads[self._group.position]
-        each = [(a, _from(num, b), _from(num + kv, b)) for a, b in heads]
-        there, back = partial(self._to_heads, each), partial(self._to_tokens, each)
-        joint = there_and_back(torch.cat((q, k, v), dim=2), there, back)
-        queries, keys, values = torch.split(joint, [len(own), len(seen), len(seen)], dim=2)
+        if v.shape[3] == q.shape[3]:
+            each = [(a, _from(num, b), _from(num + kv, b)) for a, b in heads]
+            joint = self._exchanged(torch.cat((q, k, v), dim=2), each)
+            queries, keys, values = torch.split(joint, [len(own), len(seen), len(seen)], dim=2)
+        else:
+            joint = self._exchanged(torch.cat((q, k), dim=2), [(a, _from(num, b)) for a, b in heads])
+            queries, keys = torch.split(joint, [len(own), len(seen)], dim=2)
+            values = self._exchanged(v, [(b,) for _, b in heads])
         which = [n // (num // kv) - seen.start for n in own]
         if which != [n // max(1, len(own) // len(seen)) for n in range(len(own))]:
             keys, values = (_of_each(x, which) for x in (keys, values))
@@ -50,6 +55,11 @@ class Ulysses:
         of_queries = [(a,) for a, _ in heads]
         there, back = partial(self._to_tokens, of_queries), partial(self._to_heads, of_queries)
         return there_and_back(mixed, there, back)
+
+    def _exchanged(self, x: Tensor, heads: Sequence[Ranges]) -> Tensor:
+        """``_to_heads``, and gradients back."""
+        there, back = partial(self._to_heads, heads), partial(self._to_tokens, heads)
+        return there_and_back(x, there, back)
 
     def _to_heads(self, heads: Sequence[Ranges], x: Tensor) -> Tensor:
         """``[batch, own seq, all heads, d_head]`` to ``[batch, their seq, own heads, d_head]``, in
