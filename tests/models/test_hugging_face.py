@@ -15,6 +15,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    DeepseekV3Config,
     GPT2Config,
     LlamaConfig,
     MixtralConfig,
@@ -34,7 +35,7 @@ from weft.models.registry import FAMILIES, build_model
 from weft.nn.context import Context
 from weft.nn.init import initial_values
 from weft.plan.box import Box
-from weft.plan.model import ExpertsSpec, Init, ParamSpec, RopeScaling
+from weft.plan.model import ExpertsSpec, Init, LatentSpec, ParamSpec, RopeScaling
 
 TOKENS = torch.randint(0, 96, (2, 40), generator=torch.Generator().manual_seed(2))
 ATOL = 1e-5  # fp32 logits of about 1 in size; the two add in different orders
@@ -48,6 +49,30 @@ LLAMA_FIELDS = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
     "rms_norm_eps": 1e-5,
+}
+DEEPSEEK_FIELDS = {
+    **LLAMA_FIELDS,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 14,
+    "kv_lora_rank": 18,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+}
+LATENT_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "mscale_all_dim": 1.0,
 }
 GPT2_FIELDS = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 STRETCHED = {
@@ -102,6 +127,10 @@ THEIRS: dict[str, PreTrainedConfig] = {
         norm_topk_prob=True,
     ),
     "olmoe": OlmoeConfig(**LLAMA_FIELDS, num_experts=6, num_experts_per_tok=2, norm_topk_prob=True),
+    "deepseek": DeepseekV3Config(**DEEPSEEK_FIELDS, rope_parameters={**LATENT_YARN, "mscale": 1.0}),
+    "deepseek, plain queries": DeepseekV3Config(
+        **{**DEEPSEEK_FIELDS, "q_lora_rank": None, "n_group": 1, "topk_group": 1}
+    ),
     "gpt-2": GPT2Config(**GPT2_FIELDS),
     "gpt-2 untied, own width": GPT2Config(**GPT2_FIELDS, tie_word_embeddings=False, n_inner=72),
 }
@@ -114,6 +143,9 @@ def _random_(model: torch.nn.Module) -> None:
         for param in model.parameters():
             start = float(param.dim() == 1 and bool((param == 1).all()))
             param.copy_(start + 0.2 * torch.randn(param.shape, generator=generator))
+        for name, bias in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                bias.copy_(0.2 * torch.randn(bias.shape, generator=generator))
 
 
 def _their_model(config: PreTrainedConfig) -> torch.nn.Module:
@@ -168,6 +200,28 @@ LLAMA = DecoderSpec(
     tied=False,
 )
 GPT2 = replace(LLAMA, family="gpt2", num_kv_heads=4, tied=True, dropout=0.1)
+BIASED = ExpertsSpec(
+    count=8,
+    top_k=3,
+    d_ff=24,
+    dense_layers=1,
+    scores="sigmoid",
+    groups=4,
+    top_groups=2,
+    scale=2.5,
+    bias_step=0.001,
+    shared_d_ff=48,
+    shared_gate=False,
+)
+DEEPSEEK = replace(
+    LLAMA,
+    d_head=18,
+    num_kv_heads=4,
+    rope_theta=100.0,
+    rope_scaling=RopeScaling(kind="yarn", factor=4.0, original_seq_len=16),
+    latent=LatentSpec(q_rank=14, kv_rank=18, d_rope=8, d_value=12),
+    experts=BIASED,
+)
 OURS = {
     "llama": LLAMA,
     "llama tied": replace(LLAMA, tied=True, rope_theta=1e6),
@@ -200,6 +254,13 @@ OURS = {
         qk_norm=True,
         norms_all_heads=True,
         experts=ExpertsSpec(count=6, top_k=2, normed=False),
+    ),
+    "deepseek": DEEPSEEK,
+    "deepseek, plain queries": replace(
+        DEEPSEEK,
+        rope_scaling=RopeScaling(kind="yarn", factor=4.0, original_seq_len=16, attention_factor=1),
+        latent=LatentSpec(kv_rank=18, d_rope=8, d_value=12),
+        experts=replace(BIASED, groups=1, top_groups=1, normed=False, dense_layers=0),
     ),
     "gpt2": GPT2,
     "gpt2 untied": replace(GPT2, tied=False, dropout=0.0, d_ff=72),

@@ -12,15 +12,17 @@ def forward_flops_per_token(spec: ModelSpec, seq_len: int) -> float:
     Matrix products alone, a multiply and an add counted apart; causal attention looks back at half
     the sequence on average. The head counts, embedding look-ups do not.
     """
-    shape = shape_of(spec)
-    width: float = shape.d_ff
+    shape, dense = shape_of(spec), spec.num_layers
+    width: float = shape.d_ff * dense  # of all layers
     if shape.experts is not None:  # of those that a token visits, and the gate
         visited = shape.experts.top_k * shape.experts.d_ff + shape.experts.shared_d_ff
-        width = visited + shape.experts.num_experts / shape.num_matrices
+        visited += shape.experts.num_experts / shape.num_matrices
+        dense = min(shape.experts.dense_layers, spec.num_layers)
+        width = shape.d_ff * dense + visited * (spec.num_layers - dense)
     feed_forward = shape.num_matrices * shape.d_model * width
-    scores = 2 * seq_len * shape.seen * shape.num_heads * shape.d_head
-    per_layer = 2 * (shape.attention_params + feed_forward + scores)
-    return shape.num_layers * per_layer + 2 * shape.table_params
+    scores = seq_len * shape.seen * shape.num_heads * (shape.key_width + shape.value_width)
+    attention = spec.num_layers * (shape.attention_params + scores)
+    return 2 * (attention + feed_forward + shape.table_params)
 
 
 def pairs_of_a_token(spec: ModelSpec) -> int:

@@ -111,7 +111,8 @@ def stage_params(
         branch: Branch | None = None
         if end - first < 1:
             branch = "attention" if first % 1 == 0 else "feed_forward"
-        dense += shape.dense_params(floor(first), branch) / split
+        whole = shape.whole_attention_params if branch != "feed_forward" else 0
+        dense += (shape.dense_params(floor(first), branch) - whole) / split + whole
         if branch != "attention":
             experts += shape.expert_params(floor(first)) * held / split
     tables = shape.table_params / share(axes, "vocab")

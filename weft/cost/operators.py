@@ -90,9 +90,9 @@ def _attention_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
         yield Op("qkv", "matmul", tokens, width, shape.d_model)
     else:
         low = shape.latent
-        down = low.q_rank + low.kv_rank + low.d_rope
+        down, entering = low.q_rank + low.kv_rank + low.d_rope, low.q_rank or shape.d_model
         yield Op("latent down", "matmul", tokens, down, shape.d_model)
-        yield Op("query up", "matmul", tokens, heads * shape.key_width, low.q_rank)
+        yield Op("query up", "matmul", tokens, heads * shape.key_width, entering)
         yield Op("value up", "matmul", tokens, heads * (low.d_nope + low.d_value), low.kv_rank)
     yield from _core_ops(shape, work, heads)
     yield Op("out", "matmul", tokens, shape.d_model, heads * shape.value_width)

@@ -190,6 +190,7 @@ class LanguageModelling:
         if spec.experts is None:
             return ()
         value, step = partial(no_tokens, spec.experts.count), spec.experts.bias_step
+        numbers = range(spec.experts.dense_layers, spec.num_layers)
         return [
             Buffer(
                 name=f"{layer}.tokens",
@@ -198,7 +199,7 @@ class LanguageModelling:
                 over="seq",
                 moves=None if step is None else (f"{layer}.router.bias", step),
             )
-            for layer in (f"layers.{number}.ff" for number in range(spec.num_layers))
+            for layer in (f"layers.{number}.ff" for number in numbers)
         ]
 
 

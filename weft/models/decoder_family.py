@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from weft.models.config_json import Converter
 from weft.models.decoder_spec import DecoderConfig, DecoderSpec
 from weft.models.family import Family
-from weft.models.shape import ExpertShape, ModelShape
+from weft.models.shape import ExpertShape, LatentAttention, ModelShape
 from weft.plan.layout import SAMPLES, Dim, Edge, Layout
 from weft.plan.model import Init, ParamSpec, UnitName
 
@@ -78,9 +78,14 @@ class DecoderDims:
         return Edge((SAMPLES, self.seq), "batch", "inner")
 
     def whole(
-        self, spec: DecoderSpec, block: Mapping[str, Layout], norm: Layout, **beside: Layout
+        self,
+        spec: DecoderSpec,
+        block: Callable[[int], Mapping[str, Layout]],
+        norm: Layout,
+        **beside: Layout,
     ) -> dict[str, Layout]:
-        """A decoder of such blocks, in the order of the forward pass, with such a norm at the end.
+        """A decoder of the ``block`` of each layer, in the order of the forward pass, with such a
+        norm at the end.
 
         ``beside``: what else stands before the layers.
         """
@@ -95,7 +100,7 @@ class DecoderDims:
         result = {"": Layout(), "embed": embed, **beside}
         for layer in range(spec.num_layers):
             result[f"layers.{layer}"] = Layout()
-            result |= {f"layers.{layer}.{name}": entry for name, entry in block.items()}
+            result |= {f"layers.{layer}.{name}": entry for name, entry in block(layer).items()}
         result["norm"] = norm
         if not spec.tied:
             result["head"] = Layout(params=table)
@@ -195,13 +200,10 @@ def _start(spec: DecoderSpec, name: str, *, ends_branch: bool) -> Init:
 
 def _shape(spec: DecoderSpec, layout_of: _LayoutOf) -> ModelShape:
     """What it computes, for the cost model: of its sizes, and the parameters of one layer."""
-    layout = layout_of(replace(spec, num_layers=1))
+    layout = layout_of(replace(spec, num_layers=1, experts=None))
     params = _params(spec, layout)
     vectors = [param for param in params if len(param.shape) == 1]
     embedded = sum(param.numel for param in params if param.unit == "embed")
-    experts, has_shared = spec.experts, 0
-    if experts is not None:
-        has_shared = experts.shared_d_ff > 0 and experts.shared_gate  # a matrix of one row
     return ModelShape(
         num_layers=spec.num_layers,
         d_model=spec.d_model,
@@ -213,16 +215,40 @@ def _shape(spec: DecoderSpec, layout_of: _LayoutOf) -> ModelShape:
         gated="layers.0.ff.gate" in layout,
         tied=spec.tied,
         num_positions=embedded // spec.d_model - spec.vocab_size,
-        num_vectors=sum(p.numel for p in vectors if p.unit == 0) / spec.d_model + has_shared,
-        vectors_inside=sum(p.numel for p in vectors if p.inside) / spec.d_model + has_shared,
+        num_vectors=sum(p.numel for p in vectors if p.unit == 0) / spec.d_model,
+        vectors_inside=sum(p.numel for p in vectors if p.inside) / spec.d_model,
         norm_bias=sum(param.unit == "head" for param in vectors) > 1,
         dropout=spec.dropout > 0,
-        experts=None
-        if experts is None
-        else ExpertShape(
-            num_experts=experts.count,
-            top_k=experts.top_k,
-            d_ff=spec.d_ff,
-            shared_d_ff=experts.shared_d_ff,
-        ),
+        experts=_expert_shape(spec),
+        latent=_latent_shape(spec),
+    )
+
+
+def _expert_shape(spec: DecoderSpec) -> ExpertShape | None:
+    experts = spec.experts
+    if experts is None:
+        return None
+    biases = 0 if experts.bias_step is None else experts.count / spec.d_model
+    has_row = experts.shared_d_ff > 0 and experts.shared_gate  # a matrix of one row
+    return ExpertShape(
+        num_experts=experts.count,
+        top_k=experts.top_k,
+        d_ff=experts.d_ff or spec.d_ff,
+        shared_d_ff=experts.shared_d_ff,
+        num_vectors=biases + has_row,
+        dense_layers=experts.dense_layers,
+    )
+
+
+def _latent_shape(spec: DecoderSpec) -> LatentAttention | None:
+    low = spec.latent
+    if low is None:
+        return None
+    d_nope = spec.d_head - low.d_rope
+    return LatentAttention(
+        q_rank=low.q_rank,
+        kv_rank=low.kv_rank,
+        d_nope=d_nope,
+        d_rope=low.d_rope,
+        d_value=low.d_value,
     )

@@ -10,7 +10,7 @@ from typing import Any, Self
 from weft.config.errors import ConfigError
 from weft.config.sections import ModelConfig
 from weft.config.values import Count, Flag, Fraction, Positive
-from weft.plan.model import ExpertsSpec, ModelSpec, RopeScaling
+from weft.plan.model import ExpertsSpec, LatentSpec, ModelSpec, RopeScaling
 
 
 class DecoderConfig(ModelConfig):
@@ -53,14 +53,29 @@ class DecoderSpec(ModelSpec):
     qk_norm: bool = False
     norms_all_heads: bool = False
     """With ``qk_norm``: over the channels of all heads together, not of each by itself."""
+    latent: LatentSpec | None = None
+    """Attention through low ranks: then ``d_head`` is of queries and keys, with those of their
+    channels that have a position."""
     experts: ExpertsSpec | None = None
 
+    def experts_of(self, layer: int) -> ExpertsSpec | None:
+        """Those of a layer; None: it has a feed-forward."""
+        return None if self.experts is None or layer < self.experts.dense_layers else self.experts
+
     def reduced(self) -> Self:
-        d_head = 4
+        d_head, low, experts = 4, self.latent, self.experts
+        if low is not None:
+            d_head = 6
+            low = replace(low, kv_rank=6, q_rank=5 if low.q_rank else 0, d_rope=4, d_value=3)
+        if experts is not None:
+            dense, width = min(experts.dense_layers, 1), 8 if experts.d_ff else 0
+            experts = replace(experts, dense_layers=dense, d_ff=width)
         return replace(
             self,
-            d_model=self.num_heads * d_head,
-            d_ff=2 * self.num_heads * d_head,
+            latent=low,
+            experts=experts,
+            d_model=4 * self.num_heads,
+            d_ff=8 * self.num_heads,
             d_head=d_head,
             num_layers=min(self.num_layers, 4),
             vocab_size=97,
@@ -69,16 +84,34 @@ class DecoderSpec(ModelSpec):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        scaling, experts = data.get("rope_scaling"), data.get("experts")
-        own = {
-            "rope_scaling": None if scaling is None else RopeScaling(**scaling),
-            "experts": None if experts is None else ExpertsSpec(**experts),
+        kinds = {"rope_scaling": RopeScaling, "latent": LatentSpec, "experts": ExpertsSpec}
+        said = {
+            name: kind(**data[name]) for name, kind in kinds.items() if data.get(name) is not None
         }
-        return cls(**{**data, **own})
+        return cls(**{**data, **said})
 
 
-def check_experts(experts: ExpertsSpec) -> None:
+def check_latent(spec: DecoderSpec) -> None:
+    """Refuse, as ConfigError, attention through low ranks that cannot be."""
+    low = spec.latent
+    assert low is not None, "a shape without low ranks"
+    if low.d_rope % 2 or low.d_rope >= spec.d_head:
+        expected = f"an even number below d_head ({spec.d_head}), of which it is a part"
+        raise ConfigError("model.latent.d_rope", low.d_rope, expected)
+    if spec.num_kv_heads != spec.num_heads:
+        expected = f"num_heads ({spec.num_heads}), as latent attention has a key for each"
+        raise ConfigError("model.num_kv_heads", spec.num_kv_heads, expected)
+    for name in ("qkv_bias", "qk_norm"):
+        if asdict(spec)[name]:
+            raise ConfigError(f"model.{name}", True, "false with model.latent")
+
+
+def check_experts(experts: ExpertsSpec, num_layers: int) -> None:
     """Refuse, as ConfigError, experts that no layer can have."""
+    if experts.dense_layers >= num_layers:
+        expected = f"less than num_layers ({num_layers}), so that some layer has experts"
+        hint = "model.experts: null is a model without."
+        raise ConfigError("model.experts.dense_layers", experts.dense_layers, expected, hint)
     if experts.top_k > experts.count:
         expected = f"at most experts.count ({experts.count})"
         raise ConfigError("model.experts.top_k", experts.top_k, expected)

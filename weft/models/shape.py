@@ -25,6 +25,8 @@ class ExpertShape:
     """Of one expert."""
     shared_d_ff: int = 0
     """Of an expert that every token visits besides."""
+    num_vectors: float = 0.0
+    """Biases and gates of one row, in multiples of ``d_model``."""
     dense_layers: int = 0
     """The first so many layers have an ordinary feed-forward."""
     most_nodes: int = 0
@@ -37,6 +39,7 @@ class LatentAttention:
     """Keys, values and queries through low ranks (arXiv 2405.04434)."""
 
     q_rank: int
+    """0: queries come through none."""
     kv_rank: int
     d_nope: int
     """Channels of a head's key without position."""
@@ -87,10 +90,17 @@ class ModelShape:
         if self.latent is None:
             return self.d_model * self.d_head * (self.num_heads + 2 * self.num_kv_heads) + out
         low = self.latent
-        query = self.d_model * low.q_rank + low.q_rank * self.num_heads * self.key_width
+        query = (self.d_model if not low.q_rank else low.q_rank) * self.num_heads * self.key_width
+        query += self.d_model * low.q_rank
         down = self.d_model * (low.kv_rank + low.d_rope)
         up = low.kv_rank * self.num_heads * (low.d_nope + low.d_value)
         return query + down + up + out
+
+    @property
+    def whole_attention_params(self) -> int:
+        """Those of them that no rank has a part of: products to low ranks."""
+        low = self.latent
+        return 0 if low is None else self.d_model * (low.q_rank + low.kv_rank + low.d_rope)
 
     @property
     def branches(self) -> int:
@@ -125,6 +135,7 @@ class ModelShape:
         d_ff: float = self.d_ff
         if self.experts is not None and self.has_experts(layer):
             d_ff = self.experts.shared_d_ff + self.experts.num_experts / self.num_matrices
+            d_ff += self.experts.num_vectors / self.num_matrices
         vectors = self.num_vectors * self.d_model
         return self.attention_params + self.num_matrices * self.d_model * d_ff + vectors
 

@@ -30,12 +30,33 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LatentSpec:
+    """Attention through low ranks (arXiv 2405.04434): of each head's query and key some channels
+    have a position."""
+
+    kv_rank: int
+    """Channels that keys and values are made of."""
+    q_rank: int = 0
+    """Likewise queries; 0: these are made of the hidden state."""
+    d_rope: int
+    """Channels with a position; keys have one set for all heads."""
+    d_value: int
+    """Of one head's value."""
+    norm_eps: float = 1e-6
+    """Of the norms of what is of low rank; published code fixes it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertsSpec:
-    """Experts in place of every layer's feed-forward, each as wide as that."""
+    """Experts in place of every layer's feed-forward."""
 
     count: int
     top_k: int
     """Those that a token goes to."""
+    d_ff: int = 0
+    """Width of each; 0: the feed-forward's."""
+    dense_layers: int = 0
+    """The first so many layers have a feed-forward and no experts."""
     scores: Literal["softmax", "sigmoid"] = "softmax"
     normed: bool = True
     """The shares of those add up to one."""

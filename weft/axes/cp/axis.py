@@ -24,6 +24,7 @@ class ContextParallel(Axis):
     kinds = MappingProxyType(
         {
             "Attention": "own_queries",
+            "LatentAttention": "own_queries",
             "LinearCrossEntropy": "OwnTargets",
             "VocabCrossEntropy": "OwnTargets",
         }

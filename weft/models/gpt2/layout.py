@@ -41,4 +41,4 @@ def layout(spec: DecoderSpec) -> dict[str, Layout]:
     }
     rows = {"weight": (Dim(name="positions", size=spec.seq_len), d_model)}
     positions = Layout(params=rows, takes={0: dims.positions})
-    return dims.whole(spec, block, norm, positions=positions, embed_dropout=dropout)
+    return dims.whole(spec, lambda _: block, norm, positions=positions, embed_dropout=dropout)

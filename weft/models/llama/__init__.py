@@ -1,1 +1,2 @@
-"""Llama, Qwen and Aquila2: RMSNorm, rotary positions, SwiGLU, grouped heads."""
+"""Llama, Qwen, Aquila2, Mixtral, OLMoE, DeepSeek: RMSNorm, rotary positions, SwiGLU, grouped heads or
+latent attention, experts."""

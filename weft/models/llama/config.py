@@ -38,14 +38,32 @@ class RopeScalingConfig(Section):
     """Of "yarn": the ramp begins and ends at whole pairs."""
 
 
+class LatentConfig(Section):
+    """Attention whose queries, keys and values come through low ranks (MLA, arXiv 2405.04434);
+    model.d_head is then the width of a head's query and key, with those channels that have a
+    position."""
+
+    kv_rank: Count
+    """Channels that keys and values of all heads are made of."""
+    q_rank: Annotated[int, Field(ge=0)] = 0
+    """Likewise queries; 0: they are made of the hidden state."""
+    d_rope: Count
+    """Channels of a head's query and key that have a position; keys have one set for all heads."""
+    d_value: Count
+    """Width of a head's value."""
+
+
 class ExpertsConfig(Section):
-    """Experts in place of every layer's feed-forward, each d_ff wide; none of a token's choices is
-    dropped."""
+    """Experts in place of a layer's feed-forward; none of a token's choices is dropped."""
 
     count: Count
     """Experts of a layer."""
     top_k: Count
     """Experts that each token goes to."""
+    d_ff: Annotated[int, Field(ge=0)] = 0
+    """Width of each; 0: model.d_ff."""
+    dense_layers: Annotated[int, Field(ge=0)] = 0
+    """The first so many layers have an ordinary feed-forward, model.d_ff wide."""
     scores: Literal["softmax", "sigmoid"] = "softmax"
     """What a gate makes of its logits: over all experts, or of each by itself."""
     normed: Flag = True
@@ -99,6 +117,10 @@ LlamaConfig = create_model(
     norms_all_heads=(
         Flag | None,
         Field(None, description="With qk_norm: all heads together, as in OLMoE, not each."),
+    ),
+    latent=(
+        LatentConfig | None,
+        Field(None, description="Attention through low ranks; null is the row's; else none."),
     ),
     experts=(
         ExpertsConfig | None,

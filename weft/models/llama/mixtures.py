@@ -12,22 +12,29 @@ from weft.models.decoder_spec import DecoderSpec
 from weft.plan.model import ExpertsSpec
 
 _MIXTRAL, _QWEN_2, _QWEN_3 = "MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"
-_OLMOE = "OlmoeForCausalLM"
+_OLMOE, DEEPSEEK = "OlmoeForCausalLM", "DeepseekV3ForCausalLM"
 MIXTURES = {
     _MIXTRAL: (False, False, False),
     _QWEN_2: (True, False, False),
     _QWEN_3: (False, True, False),
     _OLMOE: (False, True, True),
+    DEEPSEEK: (False, False, False),
 }
 """(q, k and v have a bias; q and k have a norm; it is over all heads)."""
-MODEL_TYPES = {_MIXTRAL: "mixtral", _QWEN_2: "qwen2_moe", _QWEN_3: "qwen3_moe", _OLMOE: "olmoe"}
+MODEL_TYPES = {
+    _MIXTRAL: "mixtral",
+    _QWEN_2: "qwen2_moe",
+    _QWEN_3: "qwen3_moe",
+    _OLMOE: "olmoe",
+    DEEPSEEK: "deepseek_v3",
+}
 _QWEN_NAMES = {x: f"{x}_proj" for x in ("gate", "up", "down")}
 
 
 def expert_entries(spec: DecoderSpec, layer: int) -> Iterator[Entry]:
     """Their names of one layer's experts."""
     assert spec.experts is not None, "a layer without experts"
-    is_mixtral = not (spec.qkv_bias or spec.qk_norm)
+    is_mixtral = not (spec.qkv_bias or spec.qk_norm or spec.latent)
     where = f"model.layers.{layer}.{'block_sparse_moe' if is_mixtral else 'mlp'}"
     names = {"gate": "w1", "up": "w3", "down": "w2"} if is_mixtral else _QWEN_NAMES
     ours = f"layers.{layer}.ff"
@@ -36,25 +43,28 @@ def expert_entries(spec: DecoderSpec, layer: int) -> Iterator[Entry]:
         for number in range(spec.experts.count):
             theirs = f"{where}.experts.{number}.{name}.weight"
             yield Entry(theirs, (f"{ours}.{own}.weight",), at=number)
+    if spec.experts.bias_step is not None:
+        yield Entry(f"{where}.gate.e_score_correction_bias", (f"{ours}.router.bias",))
     if spec.experts.shared_d_ff:
-        yield Entry(f"{where}.shared_expert_gate.weight", (f"{ours}.shared.gate.weight",))
+        shared = "shared_experts" if spec.latent else "shared_expert"
+        if spec.experts.shared_gate:
+            yield Entry(f"{where}.{shared}_gate.weight", (f"{ours}.shared.gate.weight",))
         for own, name in _QWEN_NAMES.items():
-            yield Entry(f"{where}.shared_expert.{name}.weight", (f"{ours}.shared.ff.{own}.weight",))
+            yield Entry(f"{where}.{shared}.{name}.weight", (f"{ours}.shared.ff.{own}.weight",))
 
 
 def expert_fields(architecture: str, spec: DecoderSpec) -> dict[str, Any]:
     """What ``config.json`` says of them. Raises ConfigError: the architecture has no such ones."""
     experts = spec.experts
     assert experts is not None, "a shape without experts"
+    if architecture == DEEPSEEK:
+        return _deepseek_fields(spec, experts)
     has_shared = architecture == _QWEN_2
     if experts.scores != "softmax" or (experts.shared_d_ff > 0) != has_shared:
         words = f"scores {experts.scores}, shared_d_ff {experts.shared_d_ff}"
         shared = "a shared expert" if has_shared else "no shared expert"
         raise ConfigError("model.experts", words, f"softmax and {shared} in {architecture}")
-    for name in ("groups", "top_groups", "scale", "bias_step", "shared_gate"):
-        value, known = asdict(experts)[name], ExpertsSpec.__dataclass_fields__[name].default
-        if value != known:
-            raise ConfigError(f"model.experts.{name}", value, f"{show(known)} in {architecture}")
+    _must_be_usual(architecture, experts, _NOWHERE_ELSE)
     found = {"num_experts_per_tok": experts.top_k, "router_aux_loss_coef": experts.balance}
     if architecture == _MIXTRAL:
         if not experts.normed:
@@ -81,8 +91,101 @@ def expert_fields(architecture: str, spec: DecoderSpec) -> dict[str, Any]:
     }
 
 
+_NOWHERE_ELSE = (
+    "d_ff",
+    "dense_layers",
+    "groups",
+    "top_groups",
+    "scale",
+    "bias_step",
+    "shared_gate",
+)
+
+
+def _must_be_usual(architecture: str, experts: ExpertsSpec, names: tuple[str, ...]) -> None:
+    """Refuse what an architecture has no field for."""
+    for name in names:
+        value, known = asdict(experts)[name], ExpertsSpec.__dataclass_fields__[name].default
+        if value != known:
+            raise ConfigError(f"model.experts.{name}", value, f"{show(known)} in {architecture}")
+
+
+def _deepseek_fields(spec: DecoderSpec, experts: ExpertsSpec) -> dict[str, Any]:
+    """There is a bias that chooses and a shared expert, some times as wide as others, and no loss
+    of loads."""
+    _must_be_usual(DEEPSEEK, experts, ("balance", "z"))
+    width = experts.d_ff or spec.d_ff
+    for name, value, fits, expected in (
+        ("scores", experts.scores, experts.scores == "sigmoid", '"sigmoid"'),
+        ("bias_step", experts.bias_step, experts.bias_step is not None, "a number"),
+        ("shared_gate", experts.shared_gate, not experts.shared_gate, "false"),
+        (
+            "shared_d_ff",
+            experts.shared_d_ff,
+            experts.shared_d_ff > 0 and experts.shared_d_ff % width == 0,
+            f"a multiple of the experts' width ({width})",
+        ),
+        (
+            "groups",
+            experts.groups,
+            experts.count // experts.groups >= 2,
+            f"at most {experts.count // 2}, as groups of one are not told apart there",
+        ),
+    ):
+        if not fits:
+            raise ConfigError(f"model.experts.{name}", value, f"{expected} in {DEEPSEEK}")
+    return {
+        "intermediate_size": spec.d_ff,
+        "moe_intermediate_size": width,
+        "first_k_dense_replace": experts.dense_layers,
+        "n_routed_experts": experts.count,
+        "num_experts_per_tok": experts.top_k,
+        "n_shared_experts": experts.shared_d_ff // width,
+        "n_group": experts.groups,
+        "topk_group": experts.top_groups,
+        "norm_topk_prob": experts.normed,
+        "routed_scaling_factor": experts.scale,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "moe_layer_freq": 1,
+        "num_nextn_predict_layers": 0,
+    }
+
+
+def _read_deepseek(fields: Fields) -> tuple[int, ExpertsSpec]:
+    """Biases move as in DeepSeek-V3, for files do not say how far."""
+    fields.must("scoring_func", "sigmoid")
+    fields.must("topk_method", "noaux_tc")
+    fields.must("moe_layer_freq", 1)
+    fields.must("ep_size", 1)
+    for name in ("aux_loss_alpha", "seq_aux"):
+        fields.take(name)  # of training there
+    if fields.take("num_nextn_predict_layers", 0) not in (0, 1):
+        raise fields.refusal("num_nextn_predict_layers", "several", "0 or 1")
+    width = fields.whole("moe_intermediate_size", 2048)
+    dense = fields.take("first_k_dense_replace", 3)
+    if type(dense) is not int or dense < 0:
+        raise fields.refusal("first_k_dense_replace", dense, "an integer >= 0")
+    return fields.whole("intermediate_size"), ExpertsSpec(
+        count=fields.whole("n_routed_experts", 256),
+        top_k=fields.whole("num_experts_per_tok", 8),
+        d_ff=width,
+        dense_layers=dense,
+        scores="sigmoid",
+        normed=fields.flag("norm_topk_prob", default=True),
+        groups=fields.whole("n_group", 8),
+        top_groups=fields.whole("topk_group", 4),
+        scale=fields.positive("routed_scaling_factor", 2.5),
+        bias_step=0.001,
+        shared_d_ff=width * fields.whole("n_shared_experts", 1),
+        shared_gate=False,
+    )
+
+
 def read_experts(architecture: str, fields: Fields) -> tuple[int, ExpertsSpec]:
     """Width and the rest. Raises ConfigError for layers without experts among those with."""
+    if architecture == DEEPSEEK:
+        return _read_deepseek(fields)
     balance = fields.part("router_aux_loss_coef", 0.001)
     fields.take("output_router_logits")  # what is returned beside the result
     top_k = fields.whole("num_experts_per_tok", 2)

@@ -1,7 +1,10 @@
 """Llama (arXiv 2302.13971, 2307.09288, 2407.21783) and what shares its shape: Qwen 2.5, Qwen 3,
-and with experts Mixtral (arXiv 2401.04088), OLMoE (arXiv 2409.02060) and the mixtures of Qwen."""
+with experts Mixtral (arXiv 2401.04088), OLMoE (arXiv 2409.02060) and the mixtures of Qwen, and with
+experts and latent attention DeepSeek-V3 (arXiv 2412.19437)."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -13,31 +16,25 @@ from weft.nn.context import Context
 from weft.nn.documents import Packed
 from weft.nn.experts.feed_forward import Experts
 from weft.nn.feed_forward import SwiGLU
+from weft.nn.latent_attention import LatentAttention
 from weft.nn.norm import RMSNorm
 from weft.nn.rope import Rotary, Rotation
+from weft.nn.rope_scaling import sharpness
 from weft.nn.stage import STREAM, Output, Part, Term, Tree
 
 
 class LlamaBlock(nn.Module):
     """Pre-norm attention and feed-forward, each added to the residual stream; or one of them."""
 
-    def __init__(self, spec: DecoderSpec, halves: Halves = WHOLE) -> None:
+    def __init__(self, spec: DecoderSpec, layer: int, halves: Halves = WHOLE) -> None:
         super().__init__()
         self._attends, self._feeds = halves
         if self._attends:
             self.attn_norm = RMSNorm(spec.d_model, spec.norm_eps)
-            self.attn = Attention(
-                spec.d_model,
-                spec.d_head,
-                num_heads=spec.num_heads,
-                num_kv_heads=spec.num_kv_heads,
-                bias=spec.qkv_bias,
-                qk_norm_eps=spec.norm_eps if spec.qk_norm else None,
-                norms_all_heads=spec.norms_all_heads,
-            )
+            self.attn = _attention(spec)
         if self._feeds:
             self.ff_norm = RMSNorm(spec.d_model, spec.norm_eps)
-            self.ff = _feed_forward(spec)
+            self.ff = _feed_forward(spec, layer)
         self.attention, self.feed_forward = Part(self._attend), Part(self._feed)
 
     def forward(
@@ -60,10 +57,40 @@ class LlamaBlock(nn.Module):
         return result
 
 
-def _feed_forward(spec: DecoderSpec) -> nn.Module:
-    if spec.experts is None:
+def _attention(spec: DecoderSpec) -> nn.Module:
+    if spec.latent is not None:
+        return LatentAttention(
+            spec.d_model,
+            spec.d_head,
+            spec.latent,
+            num_heads=spec.num_heads,
+            sharpness=sharpness(spec.rope_scaling),
+        )
+    return Attention(
+        spec.d_model,
+        spec.d_head,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        bias=spec.qkv_bias,
+        qk_norm_eps=spec.norm_eps if spec.qk_norm else None,
+        norms_all_heads=spec.norms_all_heads,
+    )
+
+
+def _rotary(spec: DecoderSpec) -> Rotary:
+    """Of those channels that have a position; where not all have, stretching makes attention
+    sharper by itself."""
+    if spec.latent is None:
+        return Rotary(spec.d_head, theta=spec.rope_theta, scaling=spec.rope_scaling)
+    scaling = spec.rope_scaling and replace(spec.rope_scaling, attention_factor=1.0)
+    return Rotary(spec.latent.d_rope, theta=spec.rope_theta, scaling=scaling)
+
+
+def _feed_forward(spec: DecoderSpec, layer: int) -> nn.Module:
+    experts = spec.experts_of(layer)
+    if experts is None:
         return SwiGLU(spec.d_model, spec.d_ff)
-    return Experts(spec.d_model, spec.d_ff, spec.experts)
+    return Experts(spec.d_model, experts.d_ff or spec.d_ff, experts)
 
 
 class Llama(Decoder):
@@ -88,9 +115,9 @@ class Llama(Decoder):
             head=head,
             cut=cut,
             first_row=first_row,
-            block=lambda _, halves: LlamaBlock(spec, halves),
+            block=lambda layer, halves: LlamaBlock(spec, layer, halves),
             norm=lambda: RMSNorm(spec.d_model, spec.norm_eps),
-            rotary=Rotary(spec.d_head, theta=spec.rope_theta, scaling=spec.rope_scaling),
+            rotary=_rotary(spec),
         )
 
     def compute(self, inputs: Tree, context: Context) -> Output:

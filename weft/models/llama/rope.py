@@ -3,10 +3,11 @@ torch."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, fields
 from typing import Any
 
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, show
 from weft.models.config_json import Fields
 from weft.models.decoder_spec import DecoderSpec
 from weft.plan.model import RopeScaling
@@ -61,6 +62,8 @@ def written_rope(spec: DecoderSpec) -> dict[str, Any]:
         if own.get("truncate", False):
             del own["truncate"]  # as usual, and older versions do not know it
         original = own.pop("original_seq_len", None)
+        if scaling.kind == "yarn" and spec.latent is not None:
+            own |= _sharper_written(scaling)
         found = {"rope_type": scaling.kind, "factor": scaling.factor}
         found |= {name: value for name, value in own.items() if value is not None}
         if scaling.kind == "dynamic":
@@ -71,8 +74,32 @@ def written_rope(spec: DecoderSpec) -> dict[str, Any]:
     return {"max_position_embeddings": length, **theta}
 
 
-def read_rope(fields: Fields) -> dict[str, Any]:
-    """Length, base and stretching, from the form of transformers 5 or the older one."""
+def _sharper_written(scaling: RopeScaling) -> dict[str, Any]:
+    """How DeepSeek's files say what all channels of queries and keys are multiplied by, where
+    others mean those with a position."""
+    factor, slope = scaling.attention_factor, 0.1 * math.log(scaling.factor)
+    if factor == 1:
+        return {"mscale": 0.0, "mscale_all_dim": 0.0}
+    size = 1.0 if factor is None else (factor - 1) / slope
+    return {"mscale": size, "mscale_all_dim": size, "attention_factor": None}
+
+
+def _sharper_read(rope: Fields, scale: float) -> float | None:
+    """The inverse."""
+    size, of_all = rope.take("mscale", 0.0), rope.take("mscale_all_dim", 0.0)
+    if size != of_all:
+        expected = f"mscale_all_dim ({show(of_all)})"
+        raise rope.refusal("mscale", size, expected, "Nothing else is implemented.")
+    if not size:
+        rope.must("attention_factor", 1.0)
+        return 1.0
+    rope.must("attention_factor", None)
+    return None if size == 1 else 1 + 0.1 * size * math.log(scale)
+
+
+def read_rope(fields: Fields, *, latent: bool) -> dict[str, Any]:
+    """Length, base and stretching, from the form of transformers 5 or the older one. ``latent``:
+    attention is through low ranks."""
     length = fields.whole("max_position_embeddings", 2048)
     theta = fields.positive("rope_theta", 10_000.0)
     rope = Fields(fields.inner("rope_scaling", "rope_parameters"), "config.json rope_scaling")
@@ -83,7 +110,13 @@ def read_rope(fields: Fields) -> dict[str, Any]:
         if kind not in list(_OWN):
             known = ", ".join(f'"{name}"' for name in ("default", *_OWN))
             raise rope.refusal("rope_type", kind, f"one of {known}")
-        scaling = RopeScaling(kind=kind, factor=rope.positive("factor"), **_own(kind, rope, length))
+        factor = rope.positive("factor")
+        own = _own(kind, rope, length)
+        if latent and kind == "yarn":
+            own["attention_factor"] = _sharper_read(rope, factor)
+        elif kind == "yarn":
+            own["attention_factor"] = rope.positive_or_none("attention_factor")
+        scaling = RopeScaling(kind=kind, factor=factor, **own)
     rope.take("type")
     rope.finish()
     if kind == "dynamic" and scaling is not None:  # there it is the length first trained on
@@ -106,6 +139,5 @@ def _own(kind: str, rope: Fields, length: int) -> dict[str, Any]:
         "original_seq_len": rope.whole(_ORIGINAL, length),
         "beta_fast": rope.positive("beta_fast", 32.0),
         "beta_slow": rope.positive("beta_slow", 1.0),
-        "attention_factor": rope.positive_or_none("attention_factor"),
         "truncate": rope.flag("truncate", default=True),
     }

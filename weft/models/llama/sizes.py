@@ -1,7 +1,7 @@
 """Llama shapes as published, and what no such shape can be. No torch.
 
 Qwen 2.5 differs by biases of q, k and v, Qwen 3 by norms of q and k; Aquila 2 is a Llama; Mixtral,
-Qwen 1.5 MoE, Qwen 3 MoE and OLMoE have experts.
+Qwen 1.5 MoE, Qwen 3 MoE and OLMoE have experts; DeepSeek-V3 and Moonlight latent attention too.
 """
 
 from __future__ import annotations
@@ -9,9 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.config.errors import ConfigError
-from weft.models.decoder_spec import DecoderSpec, check_decoder, check_experts
+from weft.models.decoder_spec import (
+    DecoderSpec,
+    check_decoder,
+    check_experts,
+    check_latent,
+)
 from weft.models.llama.rope import check_rope
-from weft.plan.model import ExpertsSpec, RopeScaling
+from weft.plan.model import ExpertsSpec, LatentSpec, RopeScaling
 
 _LLAMA_2 = DecoderSpec(
     family="llama",
@@ -87,6 +92,84 @@ _OLMOE = replace(
     norms_all_heads=True,
     experts=ExpertsSpec(count=64, top_k=8, normed=False, balance=0.01, z=0.001),
 )
+_DEEPSEEK = replace(
+    _LLAMA_2,
+    d_model=7168,
+    d_ff=18_432,
+    d_head=192,
+    num_layers=61,
+    num_heads=128,
+    num_kv_heads=128,
+    vocab_size=129_280,
+    seq_len=163_840,
+    norm_eps=1e-6,
+    rope_scaling=RopeScaling(kind="yarn", factor=40.0, original_seq_len=4096),
+    latent=LatentSpec(q_rank=1536, kv_rank=512, d_rope=64, d_value=128),
+    experts=ExpertsSpec(
+        count=256,
+        top_k=8,
+        d_ff=2048,
+        dense_layers=3,
+        scores="sigmoid",
+        groups=8,
+        top_groups=4,
+        scale=2.5,
+        bias_step=0.001,
+        shared_d_ff=2048,
+        shared_gate=False,
+    ),
+)
+_MOONLIGHT = replace(
+    _DEEPSEEK,
+    d_model=2048,
+    d_ff=11_264,
+    num_layers=27,
+    num_heads=16,
+    num_kv_heads=16,
+    vocab_size=163_840,
+    seq_len=8192,
+    norm_eps=1e-5,
+    rope_theta=50_000.0,
+    rope_scaling=None,
+    latent=LatentSpec(kv_rank=512, d_rope=64, d_value=128),
+    experts=ExpertsSpec(
+        count=64,
+        top_k=6,
+        d_ff=1408,
+        dense_layers=1,
+        scores="sigmoid",
+        scale=2.446,
+        bias_step=0.001,
+        shared_d_ff=2816,
+        shared_gate=False,
+    ),
+)
+_DEBUG_LATENT = replace(
+    _MOONLIGHT,
+    d_model=128,
+    d_ff=352,
+    d_head=48,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=4,
+    vocab_size=2048,
+    seq_len=128,
+    rope_theta=10_000.0,
+    latent=LatentSpec(q_rank=48, kv_rank=32, d_rope=16, d_value=32),
+    experts=ExpertsSpec(
+        count=16,
+        top_k=4,
+        d_ff=48,
+        dense_layers=1,
+        scores="sigmoid",
+        groups=4,
+        top_groups=2,
+        scale=2.5,
+        bias_step=0.001,
+        shared_d_ff=48,
+        shared_gate=False,
+    ),
+)
 _DEBUG = replace(_LLAMA_2, vocab_size=2048, seq_len=128)
 _DEMO = replace(_LLAMA_2, vocab_size=4096, seq_len=256)
 _TINY = replace(_LLAMA_2, seq_len=2048)
@@ -106,6 +189,7 @@ SIZES: dict[str, DecoderSpec] = {
         kv_heads=2,
         d_head=32,
     ),
+    "debug-deepseek-1m": _DEBUG_LATENT,
     # arXiv 2307.09288, 2407.21783 table 3, 2401.02385; the config.json files of Llama 3.2.
     "tinyllama-1.1b": _sized(_TINY, 2048, d_ff=5632, layers=22, heads=32, kv_heads=4, d_head=64),
     "llama2-7b": _LLAMA_2,
@@ -165,6 +249,9 @@ SIZES: dict[str, DecoderSpec] = {
     ),
     # arXiv 2409.02060 table 1.
     "olmoe-1b-7b": _sized(_OLMOE, 2048, d_ff=1024, layers=16, heads=16, kv_heads=16),
+    # arXiv 2412.19437 section 4.2, without the layer that predicts a second token; 2502.16982.
+    "deepseek-v3": _DEEPSEEK,
+    "moonlight-16b-a3b": _MOONLIGHT,
 }
 """Rows by name; ``vocab_size`` and ``seq_len`` as published."""
 
@@ -172,7 +259,9 @@ SIZES: dict[str, DecoderSpec] = {
 def check(spec: DecoderSpec) -> None:
     """Refuse what a Llama cannot be."""
     check_decoder(spec)
-    if spec.d_head % 2:
+    if spec.latent is not None:
+        check_latent(spec)
+    elif spec.d_head % 2:
         raise ConfigError("model.d_head", spec.d_head, "an even number (rotary positions)")
     if spec.dropout:
         raise ConfigError("model.dropout", spec.dropout, "0, as this family has no dropout")
@@ -181,4 +270,4 @@ def check(spec: DecoderSpec) -> None:
         expected = "false, as without model.qk_norm there are no such norms"
         raise ConfigError("model.norms_all_heads", True, expected)
     if spec.experts is not None:
-        check_experts(spec.experts)
+        check_experts(spec.experts, spec.num_layers)

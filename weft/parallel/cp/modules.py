@@ -11,6 +11,7 @@ from weft.cluster.cluster import HOST
 from weft.nn.attention import Attention
 from weft.nn.causal_attention import causal_attention
 from weft.nn.documents import Packed
+from weft.nn.latent_attention import LatentAttention
 from weft.nn.losses import LinearCrossEntropy
 from weft.parallel.cp.gathered import Gathered
 from weft.parallel.cp.ring import Ring
@@ -25,7 +26,7 @@ from weft.plan.layout import Shard
 
 def own_queries(attention: nn.Module, total: Sum) -> nn.Module:
     """Let attention compute this rank's queries; documents are of whole samples."""
-    assert isinstance(attention, Attention), f"{attention} has no core"
+    assert isinstance(attention, Attention | LatentAttention), f"{attention} has no core"
     ways = total.group.near_ways
     core: Attend = attention.core.call
     if ways < total.group.size:
@@ -87,6 +88,7 @@ def _same(grad: Tensor) -> Tensor:
 
 SPLIT_FORMS: Mapping[type[nn.Module], SplitForm] = {
     Attention: own_queries,
+    LatentAttention: own_queries,
     LinearCrossEntropy: OwnTargets,
     VocabCrossEntropy: OwnTargets,
 }
