@@ -58,8 +58,9 @@ def test_only_small_vectors_and_the_positions_are_whole(row: tuple[str, str]) ->
         if norm and layouts[param.name.rpartition(".")[0]].sums is not None:  # over all heads
             norm = False
         after_sum = param.name.endswith(("attn.o.bias", "ff.down.bias"))
-        of_gate = param.name.endswith(("ff.router.weight", "ff.shared.gate.weight"))
-        whole = norm or after_sum or of_gate or param.name == "positions.weight"
+        of_gate = param.name.endswith(("ff.router.weight", "ff.router.bias", "shared.gate.weight"))
+        low = param.name.endswith(("attn.q_down.weight", "attn.kv_down.weight"))
+        whole = norm or after_sum or of_gate or low or param.name == "positions.weight"
         assert (_divided(layouts, param) is None) == whole, param.name
 
 
@@ -79,6 +80,9 @@ def test_parts_of_one_product_are_cut_alike(row: tuple[str, str]) -> None:
         entry = layouts[f"{block}ff"]
         if entry.sums is not None:  # experts make a term together
             del joints["ff.down"]
+        if spec.latent is not None:
+            del joints["attn.o"]
+        if entry.sums is not None:
             wide = [layouts[f"{block}ff.{name}"].params["weight"] for name in ("gate", "up")]
             down = layouts[f"{block}ff.down"].params["weight"]
             assert {dims[1] for dims in wide} == {down[2], entry.sums}
@@ -88,6 +92,12 @@ def test_parts_of_one_product_are_cut_alike(row: tuple[str, str]) -> None:
             assert layouts[block + name].params["weight"][1] == sums
             for other in others:
                 assert layouts[block + other].params["weight"][0] == sums
+        if spec.latent is not None:
+            made = [n for n in ("attn.q", "attn.q_up", "attn.kv_up") if block + n in layouts]
+            dims = [layouts[block + name].params["weight"][0] for name in made]
+            dims.append(layouts[f"{block}attn.o"].params["weight"][1])
+            assert {(dim.groups, dim.units) for dim in dims} == {(spec.num_heads, 1)}
+            continue
         keys, values = (layouts[f"{block}attn.{name}"].params["weight"] for name in "kv")
         assert keys == values and keys[0].name == "kv_heads"
     for param in params.values():
@@ -109,7 +119,7 @@ def test_divided_sizes_divide(row: tuple[str, str]) -> None:
         if divided is None:
             continue
         if "attn." in param.name:
-            assert divided.size % (ways * spec.d_head) == 0, (param.name, ways)
+            assert divided.num_groups % ways == 0, (param.name, ways)
         elif "ff." in param.name:
             assert divided.size % 8 == 0, param.name
         else:

@@ -13,7 +13,8 @@ def test_ways_there_and_back_are_sums_by_token() -> None:
     draw = torch.Generator().manual_seed(1)
     for tokens in (9, 0):
         chosen = torch.tensor([[0, 4], [4, 1], [2, 0]]).repeat(3, 1)[:tokens]
-        order = by_expert(chosen, 5)
+        places = torch.arange(tokens)
+        order = by_expert(chosen.flatten(), places.repeat_interleave(2), 2 * places, 5)
         assert order.sizes.tolist() == [chosen.eq(n).sum() for n in range(5)]
         x, shares, weight = (
             torch.randn(*shape, generator=draw, dtype=torch.float64).requires_grad_()
@@ -21,7 +22,8 @@ def test_ways_there_and_back_are_sums_by_token() -> None:
         )
 
         def ours(x: Tensor, shares: Tensor, weight: Tensor, order=order) -> Tensor:
-            return together(grouped_product(spread(x, order), weight, order.ends), shares, order)
+            each = grouped_product(spread(x, order), weight, order.ends)
+            return together(each, shares.flatten(), order)
 
         def plain(x: Tensor, shares: Tensor, weight: Tensor, chosen=chosen) -> Tensor:
             each = torch.einsum("nd,nkfd->nkf", x, weight[chosen])
@@ -37,7 +39,7 @@ def test_ways_there_and_back_are_sums_by_token() -> None:
 
 
 def test_tokens_of_each_expert_are_counted() -> None:
-    layer = Experts(2, 4, ExpertsSpec(count=3, top_k=2))
+    layer = Experts(2, 4, ExpertsSpec(count=3, top_k=2), seq_len=3)
     for param in layer.parameters():
         torch.nn.init.zeros_(param)
     layer.router.weight.data = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])

@@ -8,7 +8,7 @@ from weft.config.sections import REHEARSAL_EPS, AdamWConfig, CosineSchedule
 from weft.diagnose.verify import Rehearsal
 from weft.models.registry import FAMILIES
 from weft.plan.mesh import Mesh
-from weft.plan.model import ExpertsSpec
+from weft.plan.model import ExpertsSpec, LatentSpec
 from weft.plan.plan import (
     PipelinePlan,
     Plan,
@@ -71,6 +71,8 @@ class Case:
     tied: bool = False
     experts: ExpertsSpec | None = None
     """Of llama; none by default."""
+    latent: LatentSpec | None = None
+    """Of llama: attention through low ranks."""
     norms_all_heads: bool = False
     """Of llama: queries and keys are normed so."""
     dropout: float = 0.0
@@ -162,6 +164,8 @@ class Case:
         heads = {"num_heads": 8, "num_kv_heads": self.num_kv_heads if self.family == "llama" else 8}
         spec = replace(row, **heads).reduced()
         spec = replace(spec, num_layers=NUM_LAYERS, dropout=self.dropout)
+        if self.latent is not None:
+            spec = replace(spec, latent=self.latent, num_kv_heads=spec.num_heads).reduced()
         if self.family == "llama":
             norms = self.norms_all_heads
             spec = replace(
@@ -712,8 +716,40 @@ EXPERTS = [
 ]  # fmt: skip
 """Loads and large logits add to the loss of every stage; without loads samples may be divided."""
 
+_LOW = LatentSpec(q_rank=5, kv_rank=6, d_rope=4, d_value=3)
+_DEEPSEEK = replace(_BIASED, d_ff=8, dense_layers=1)
+LATENT = [
+    Case("latent-tp2-pp2-zero2", shares=(6,), dp=((1, 2),), tp=((2, 1),), layers=((1.5, 2.5),),
+         zero=2, latent=_LOW, experts=_DEEPSEEK),
+    Case("latent-ep2-cp2-zero3", shares=(4,), dp=((1,),), ep=((2,),), cp=((2,),), zero=3,
+         latent=replace(_LOW, q_rank=0), experts=_DEEPSEEK),
+    Case("latent-heads2-cp4", shares=(4,), dp=((1,),), cp=((4,),), head_ways=2, recompute="core",
+         latent=_LOW),
+    Case("latent-rows-cp2-tp3-pieces", shares=(4,), dp=((1,),), cp=((2,),), tp=((3,),), pieces=2,
+         scores="rows", latent=_LOW),
+]  # fmt: skip
+"""As in DeepSeek-V3: the first layer has no experts."""
+
+_EXPERTS_CHOOSE = ExpertsSpec(
+    count=6, top_k=2, choice="experts", z=0.01, normed=False, shared_d_ff=8
+)
+_FEW = ExpertsSpec(count=6, top_k=2, capacity=0.4, balance=0.05)
+"""An expert has room for 4 of the 16 tokens of a sample, where an even share is 5.3."""
+GATES = [
+    Case("experts-choose-ep2-tp2-pp2", shares=(5,), dp=((1, 1),), ep=((2, 2),), tp=((2, 1),),
+         layers=((1.5, 2.5),), recompute="full", experts=_EXPERTS_CHOOSE),
+    Case("experts-choose-unlike-zero3", shares=(4, 2), dp=((2,), (1,)), zero=3,
+         experts=replace(_EXPERTS_CHOOSE, scores="sigmoid", normed=True)),
+    Case("experts-dropping-ep4-idle-rank", shares=(7,), dp=((1,),), ep=((4,),), microbatch=5,
+         passes=2, experts=_FEW),
+    Case("experts-dropping-dp2-tp2-zb-h1", shares=(6,), dp=((2, 1),), tp=((1, 2),),
+         layers=((2, 2),), schedule="zb-h1", zero=2, experts=replace(_FEW, bias_step=0.1)),
+]  # fmt: skip
+
 PARITY = [
     *EXPERTS,
+    *GATES,
+    *LATENT,
     *ONE_BY_ONE,
     *SCHEDULES_BY_LAYERS,
     *SCHEDULES_BY_ZERO,

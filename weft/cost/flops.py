@@ -13,10 +13,10 @@ def forward_flops_per_token(spec: ModelSpec, seq_len: int) -> float:
     the sequence on average. The head counts, embedding look-ups do not.
     """
     shape, dense = shape_of(spec), spec.num_layers
-    width: float = shape.d_ff * dense  # of all layers
+    width: float = shape.d_ff * dense  # of all layers together
     if shape.experts is not None:  # of those that a token visits, and the gate
-        visited = shape.experts.top_k * shape.experts.d_ff + shape.experts.shared_d_ff
-        visited += shape.experts.num_experts / shape.num_matrices
+        visited = shape.experts.num_experts / shape.num_matrices
+        visited += shape.experts.top_k * shape.experts.d_ff + shape.experts.shared_d_ff
         dense = min(shape.experts.dense_layers, spec.num_layers)
         width = shape.d_ff * dense + visited * (spec.num_layers - dense)
     feed_forward = shape.num_matrices * shape.d_model * width

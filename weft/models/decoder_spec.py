@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from math import isfinite
+from math import ceil, isfinite
 from typing import Any, Self
 
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, show
 from weft.config.sections import ModelConfig
 from weft.config.values import Count, Flag, Fraction, Positive
 from weft.plan.model import ExpertsSpec, LatentSpec, ModelSpec, RopeScaling
@@ -106,10 +106,10 @@ def check_latent(spec: DecoderSpec) -> None:
             raise ConfigError(f"model.{name}", True, "false with model.latent")
 
 
-def check_experts(experts: ExpertsSpec, num_layers: int) -> None:
-    """Refuse, as ConfigError, experts that no layer can have."""
-    if experts.dense_layers >= num_layers:
-        expected = f"less than num_layers ({num_layers}), so that some layer has experts"
+def check_experts(experts: ExpertsSpec, spec: DecoderSpec) -> None:
+    """Refuse, as ConfigError, experts that no layer of a model can have."""
+    if experts.dense_layers >= spec.num_layers:
+        expected = f"less than num_layers ({spec.num_layers}), so that some layer has experts"
         hint = "model.experts: null is a model without."
         raise ConfigError("model.experts.dense_layers", experts.dense_layers, expected, hint)
     if experts.top_k > experts.count:
@@ -125,6 +125,30 @@ def check_experts(experts: ExpertsSpec, num_layers: int) -> None:
     if experts.top_k > reached:
         expected = f"at most {reached}, the experts of {experts.top_groups} groups"
         raise ConfigError("model.experts.top_k", experts.top_k, expected)
+    _check_room(experts, spec.seq_len)
+
+
+def _check_room(experts: ExpertsSpec, seq_len: int) -> None:
+    """An expert takes a token of each sample at least; where it chooses them, loads are equal."""
+    if experts.choice == "experts":
+        said, usual = asdict(experts), ExpertsSpec(count=1, top_k=1)
+        for name in ("capacity", "groups", "bias_step", "balance"):
+            if said[name] != asdict(usual)[name]:
+                hint = "Each expert takes as many tokens."
+                expected = f"{show(asdict(usual)[name])}, as experts choose"
+                raise ConfigError(f"model.experts.{name}", said[name], expected, hint)
+    if experts.room(seq_len) != 0:
+        return
+    even = f"{experts.top_k} x {seq_len} / {experts.count}"
+    if experts.choice == "experts":
+        least = -(-experts.count // seq_len)
+        expected = f"at least {least}, so that an expert takes a token of a sample"
+        hint = f"It takes top_k x seq_len / count = {even}."
+        raise ConfigError("model.experts.top_k", experts.top_k, expected, hint)
+    share = ceil(100 * experts.count / (experts.top_k * seq_len)) / 100
+    expected = f"at least {share}, so that an expert takes a token of a sample"
+    hint = f"It takes capacity x top_k x seq_len / count = {experts.capacity} x {even}."
+    raise ConfigError("model.experts.capacity", experts.capacity, expected, hint)
 
 
 def check_decoder(spec: DecoderSpec) -> None:

@@ -67,4 +67,4 @@ class LatentAttention(nn.Module):
 def _turned(x: Tensor, turn: Rotation) -> Tensor:
     """Of ``[batch, seq, heads, d_rope]`` pairs lie side by side: queries and keys may have them in
     halves instead, both alike."""
-    return rotate(x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), turn)
+    return rotate(torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1), turn)

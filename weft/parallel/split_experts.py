@@ -18,8 +18,8 @@ class SplitExperts(nn.Module):
         self._complete = total.complete
         self._ways = len(total.group.ranks)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, *tasks: Tensor) -> tuple[Tensor, Tensor]:
         """``[batch, seq, d_model]`` to ``[batch, own seq, d_model]``, and a scalar."""
-        y, added = self.experts(x)
+        y, added = self.experts(x, *tasks)
         constant = added.detach()
         return self._complete(y), constant + (added - constant) / self._ways

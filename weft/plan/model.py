@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
+from math import floor, prod
 from typing import Any, Literal, Self
 
 from weft.plan.borders import INSIDE, Place
@@ -52,7 +52,14 @@ class ExpertsSpec:
 
     count: int
     top_k: int
-    """Those that a token goes to."""
+    """Those that a token goes to; where experts choose, on average."""
+    choice: Literal["tokens", "experts"] = "tokens"
+    """Who chooses: each token its experts, or each expert its tokens of every sample."""
+    capacity: float | None = None
+    """An expert takes this many times its even share of the choices of a sample, the earliest ones;
+    None: all."""
+    tasks: int = 0
+    """A gate's scores are of a sample's task, of so many, and not of a token; 0: of a token."""
     d_ff: int = 0
     """Width of each; 0: the feed-forward's."""
     dense_layers: int = 0
@@ -77,6 +84,11 @@ class ExpertsSpec:
     """Factor of the loss of unequal loads (``weft.nn.experts.gates.balance_loss``)."""
     z: float = 0.0
     """Factor of the loss of large logits (``z_loss``)."""
+
+    def room(self, seq_len: int) -> int | None:
+        """Tokens of one sample that an expert takes at most; None: all that choose it."""
+        times = 1.0 if self.choice == "experts" else self.capacity
+        return None if times is None else floor(times * self.top_k * seq_len / self.count + 1e-9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -54,12 +54,20 @@ class LatentConfig(Section):
 
 
 class ExpertsConfig(Section):
-    """Experts in place of a layer's feed-forward; none of a token's choices is dropped."""
+    """Experts in place of a layer's feed-forward; none of a token's choices is dropped, unless
+    capacity says so."""
 
     count: Count
     """Experts of a layer."""
     top_k: Count
-    """Experts that each token goes to."""
+    """Experts that each token goes to; where experts choose, on average."""
+    choice: Literal["tokens", "experts"] = "tokens"
+    """Who chooses: each token its experts, or each expert its tokens of every sample, those with
+    the greatest scores, top_k data.seq_len / count of them (arXiv 2202.09368). A token's way then
+    depends on later ones too."""
+    capacity: Positive | None = None
+    """An expert takes so many times its even share of a sample, capacity top_k data.seq_len / count
+    choices, the earliest ones, and the others are dropped. null: it takes all."""
     d_ff: Annotated[int, Field(ge=0)] = 0
     """Width of each; 0: model.d_ff."""
     dense_layers: Annotated[int, Field(ge=0)] = 0

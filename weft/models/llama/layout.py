@@ -73,12 +73,13 @@ def _latent_attention(spec: DecoderSpec, dims: DecoderDims) -> dict[str, Layout]
         "attn.q_norm": Layout(params={"weight": (q_rank,)}),
         "attn.q_up": Layout(params={"weight": (queries, q_rank)}),
     }
+    plain = {"attn.q": Layout(params={"weight": (queries, dims.d_model)})}
     first = ("q_down", "kv_down") if low.q_rank else ("q", "kv_down")
     return {
         "attn": Layout(
             kind="LatentAttention", takes={0: dims.enters}, mixes=dims.seq, read_by=first
         ),
-        **(by_rank if low.q_rank else {"attn.q": Layout(params={"weight": (queries, dims.d_model)})}),
+        **(by_rank if low.q_rank else plain),
         "attn.kv_down": Layout(params={"weight": (down, dims.d_model)}),
         "attn.kv_norm": Layout(params={"weight": (kv_rank,)}),
         "attn.kv_up": Layout(params={"weight": (both, kv_rank)}),
@@ -99,7 +100,7 @@ def _dense(dims: DecoderDims) -> dict[str, Layout]:
 def _experts(experts: ExpertsSpec, dims: DecoderDims) -> dict[str, Layout]:
     """A part of each expert's hidden channels makes a term of the result, and tokens of all samples
     go to an expert. The gate looks at one token after the other, and has scores of every expert;
-    but loads are of a whole sequence."""
+    but loads and limits are of a whole sequence."""
     d_model, d_ff = dims.d_model, dims.d_ff
     if experts.d_ff:
         d_ff = replace(d_ff, size=experts.d_ff)
@@ -115,7 +116,7 @@ def _experts(experts: ExpertsSpec, dims: DecoderDims) -> dict[str, Layout]:
             kind="Gate",
             params={"weight": (scores, d_model), **({"bias": (scores,)} if has_bias else {})},
             settled=("bias",) if has_bias else (),
-            mixes=dims.seq if experts.balance else None,
+            mixes=dims.seq if experts.balance or experts.room(1) is not None else None,
         ),
         "ff.gate": wide,
         "ff.up": wide,

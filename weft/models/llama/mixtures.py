@@ -91,7 +91,9 @@ def expert_fields(architecture: str, spec: DecoderSpec) -> dict[str, Any]:
     }
 
 
+_NOWHERE = ("choice", "capacity", "tasks")
 _NOWHERE_ELSE = (
+    *_NOWHERE,
     "d_ff",
     "dense_layers",
     "groups",
@@ -113,7 +115,7 @@ def _must_be_usual(architecture: str, experts: ExpertsSpec, names: tuple[str, ..
 def _deepseek_fields(spec: DecoderSpec, experts: ExpertsSpec) -> dict[str, Any]:
     """There is a bias that chooses and a shared expert, some times as wide as others, and no loss
     of loads."""
-    _must_be_usual(DEEPSEEK, experts, ("balance", "z"))
+    _must_be_usual(DEEPSEEK, experts, (*_NOWHERE, "balance", "z"))
     width = experts.d_ff or spec.d_ff
     for name, value, fits, expected in (
         ("scores", experts.scores, experts.scores == "sigmoid", '"sigmoid"'),

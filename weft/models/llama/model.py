@@ -90,7 +90,7 @@ def _feed_forward(spec: DecoderSpec, layer: int) -> nn.Module:
     experts = spec.experts_of(layer)
     if experts is None:
         return SwiGLU(spec.d_model, spec.d_ff)
-    return Experts(spec.d_model, experts.d_ff or spec.d_ff, experts)
+    return Experts(spec.d_model, experts.d_ff or spec.d_ff, experts, seq_len=spec.seq_len)
 
 
 class Llama(Decoder):

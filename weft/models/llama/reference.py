@@ -78,12 +78,19 @@ def _mixture(y: Tensor, own: Params, spec: DecoderSpec) -> tuple[Tensor, Tensor,
         is_kept = two >= two.sort(-1, descending=True).values[..., [experts.top_groups - 1]]
         width = experts.count // experts.groups
         wanted = wanted - 1e9 * (~is_kept).repeat_interleave(width, -1)
+    seq = y.shape[1]
     least = wanted.sort(-1, descending=True).values[..., experts.top_k - 1 : experts.top_k]
-    is_chosen = wanted >= least
+    even = experts.top_k * spec.seq_len / experts.count
+    if experts.choice == "experts":  # so many tokens of every sample each
+        taken = min(math.floor(even), seq)
+        least = wanted.sort(1, descending=True).values[:, taken - 1 : taken]
+    is_chosen = is_kept = wanted >= least
     shares = scores * is_chosen
     if experts.normed:
-        shares = shares / shares.sum(-1, keepdim=True)
-    shares = shares * experts.scale
+        shares = shares / shares.sum(-1, keepdim=True).clamp(min=1e-300)
+    if experts.capacity is not None:
+        is_kept = is_chosen & (is_chosen.cumsum(1) <= math.floor(experts.capacity * even))
+    shares = shares * is_kept * experts.scale
     each = torch.stack([_fed(y, own, "ff.", n) for n in range(experts.count)], -1)
     result = torch.einsum("nsde,nse->nsd", each, shares)
     if experts.shared_d_ff:
@@ -91,12 +98,11 @@ def _mixture(y: Tensor, own: Params, spec: DecoderSpec) -> tuple[Tensor, Tensor,
         if experts.shared_gate:
             shared = (y @ own["ff.shared.gate.weight"].T).sigmoid() * shared
         result = result + shared
-    seq = y.shape[1]
     loads = is_chosen.double().sum(1) * experts.count / (experts.top_k * seq)
     means = (scores / scores.sum(-1, keepdim=True)).sum(1) / seq
     balance = seq * (loads * means).sum()
     more = experts.balance * balance + experts.z * logits.logsumexp(-1).pow(2).sum()
-    return result, more, is_chosen
+    return result, more, is_kept
 
 
 def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -117,7 +123,8 @@ def _through_low_ranks(y: Tensor, own: Params, spec: DecoderSpec) -> tuple[Tenso
     assert low is not None
     d_nope = spec.d_head - low.d_rope
     if low.q_rank:
-        compressed = _normed(y @ own["attn.q_down.weight"].T, own["attn.q_norm.weight"], low.norm_eps)
+        down = y @ own["attn.q_down.weight"].T
+        compressed = _normed(down, own["attn.q_norm.weight"], low.norm_eps)
         q = (compressed @ own["attn.q_up.weight"].T).reshape(heads)
     else:
         q = (y @ own["attn.q.weight"].T).reshape(heads)

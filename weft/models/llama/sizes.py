@@ -270,4 +270,4 @@ def check(spec: DecoderSpec) -> None:
         expected = "false, as without model.qk_norm there are no such norms"
         raise ConfigError("model.norms_all_heads", True, expected)
     if spec.experts is not None:
-        check_experts(spec.experts, spec.num_layers)
+        check_experts(spec.experts, spec)

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from weft.config.errors import ConfigError
+from weft.nn.experts.choice import Pairs, all_choices, earliest, of_experts
 from weft.nn.experts.gates import GATES, balance_loss, routed, z_loss
 from weft.nn.experts.grouped import Visit, by_expert, grouped_product, here, spread, together
 from weft.nn.feed_forward import SwiGLU
@@ -16,20 +18,44 @@ from weft.plan.model import ExpertsSpec
 
 
 class Gate(nn.Module):
-    """A token's scores, in fp32 (fp64 in fp64) whatever it is computed in."""
+    """Scores, in fp32 (fp64 in fp64) whatever it is computed in: of a token, or of the task of its
+    sample (arXiv 2110.03742)."""
 
     def __init__(self, d_model: int, spec: ExpertsSpec) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(spec.count, d_model))
+        self._tasks = spec.tasks
+        self.weight = nn.Parameter(torch.empty(spec.count, spec.tasks or d_model))
         has_bias = spec.bias_step is not None
         self.bias = nn.Parameter(torch.empty(spec.count)) if has_bias else None
         self._scores = GATES[spec.scores]
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``[batch, seq, d_model]`` to logits and scores, ``[batch, seq, experts]`` each."""
+    def forward(self, x: Tensor, tasks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """``[batch, seq, d_model]``, and by sample a task ``[batch]`` where that counts, to logits
+        and scores, ``[batch, seq, experts]`` each.
+
+        Raises:
+            ConfigError: no such task.
+        """
         wide = wide_dtype(x)
-        logits = F.linear(x.to(wide), self.weight.to(wide))
+        if not self._tasks:
+            logits = F.linear(x.to(wide), self.weight.to(wide))
+            return logits, self._scores(logits)
+        assert tasks is not None, "scores are of tasks, and none are given"
+        check_tasks(tasks, self._tasks)
+        of_task = F.embedding(tasks, self.weight.T.to(wide))  # [batch, experts]
+        logits = of_task[:, None].expand(-1, x.shape[1], -1)
         return logits, self._scores(logits)
+
+
+def check_tasks(tasks: Tensor, many: int) -> None:
+    """Refuse numbers of tasks that a gate has no scores for, on a processor by name."""
+    if tasks.device.type != "cpu":
+        torch._assert_async(((tasks >= 0) & (tasks < many)).all())
+        return
+    wrong = tasks[(tasks < 0) | (tasks >= many)]
+    if len(wrong):
+        hint = "Tasks are numbered from 0; experts.tasks says how many there are."
+        raise ConfigError("tasks", int(wrong[0]), f"numbers from 0 to {many - 1}", hint)
 
 
 class Expert(nn.Module):
@@ -64,14 +90,15 @@ def no_tokens(num_experts: int) -> Tensor:
 
 
 class Experts(nn.Module):
-    """SwiGLUs of which each token visits some. Nothing is dropped."""
+    """SwiGLUs of which each token visits some. Nothing is dropped unless ``spec`` has a limit."""
 
     tokens: Tensor
     """``[experts]`` int64: how many have gone to each."""
 
-    def __init__(self, d_model: int, d_ff: int, spec: ExpertsSpec) -> None:
+    def __init__(self, d_model: int, d_ff: int, spec: ExpertsSpec, *, seq_len: int) -> None:
+        """``seq_len``: of a whole sample, which limits depend on."""
         super().__init__()
-        self._spec = spec
+        self._spec, self._room = spec, spec.room(seq_len)
         self.router = Gate(d_model, spec)
         self.gate = Expert(spec.count, d_model, d_ff)
         self.up = Expert(spec.count, d_model, d_ff)
@@ -82,24 +109,36 @@ class Experts(nn.Module):
         self.visit: Callable[[Tensor], Visit] = here
         """Where they are, of the ends of each expert's choices."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, tasks: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """``[batch, seq, d_model]`` to as much, and what is added to the loss of its tokens, a
-        scalar in fp32 or fp64; 0 where gradients are off, for that is no error of the model."""
-        logits, scores = self.router(x)
-        chosen, shares = routed(scores.flatten(0, 1), self._spec, self.router.bias)
-        order = by_expert(chosen, scores.shape[-1])
+        scalar in fp32 or fp64; 0 where gradients are off, for that is no error of the model.
+        ``tasks`` as a gate takes them."""
+        logits, scores = self.router(x, tasks)
+        pairs, more = self._chosen(scores)
+        order = by_expert(pairs.experts, pairs.tokens, pairs.begins, scores.shape[-1])
         self.tokens += order.sizes
         visit = self.visit(order.ends)
         rows = visit.there(spread(x.flatten(0, 1), order))
         hidden = F.silu(self.gate(rows, visit.ends)) * self.up(rows, visit.ends)
         result = visit.back(self.down(hidden, visit.ends))
-        y = together(result, shares, order).view_as(x)
+        y = together(result, pairs.shares, order).view_as(x)
         if self.shared is not None:
             y = y + self.shared(x)
-        more = logits.new_zeros(())
-        by_sample = chosen.view(*x.shape[:2], chosen.shape[-1])
-        if torch.is_grad_enabled() and self._spec.balance:
-            more = more + self._spec.balance * balance_loss(scores, by_sample)
         if torch.is_grad_enabled() and self._spec.z:
             more = more + self._spec.z * z_loss(logits)
         return y, more
+
+    def _chosen(self, scores: Tensor) -> tuple[Pairs, Tensor]:
+        """Who goes where, and what unequal loads add to the loss."""
+        spec, more = self._spec, scores.new_zeros(())
+        if spec.choice == "experts":
+            assert self._room is not None, "experts choose as many as they have room for"
+            return of_experts(scores, spec, room=self._room), more
+        chosen = routed(scores.flatten(0, 1), spec, self.router.bias)
+        if torch.is_grad_enabled() and spec.balance:
+            by_sample = chosen.experts.view(*scores.shape[:2], spec.top_k)
+            more = more + spec.balance * balance_loss(scores, by_sample)
+        if self._room is None:
+            return all_choices(chosen), more
+        size, experts = len(scores), scores.shape[-1]
+        return earliest(chosen, samples=size, room=self._room, experts_in_all=experts), more

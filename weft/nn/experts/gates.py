@@ -41,9 +41,15 @@ def routed(scores: Tensor, spec: ExpertsSpec, bias: Tensor | None) -> Routed:
     shares, experts = torch.topk(wanted, spec.top_k, dim=-1)
     if wanted is not scores:
         shares = scores.gather(-1, experts)
+    return Routed(experts, divided(shares, spec))
+
+
+def divided(shares: Tensor, spec: ExpertsSpec) -> Tensor:
+    """Shares of a token, ``[.., of each]``, as ``spec`` wants them; all may be 0."""
     if spec.normed:
-        shares = shares / shares.sum(-1, keepdim=True)
-    return Routed(experts, shares if spec.scale == 1 else shares * spec.scale)
+        total = shares.sum(-1, keepdim=True)
+        shares = shares / (total if spec.choice == "tokens" else total.where(total != 0, 1.0))
+    return shares if spec.scale == 1 else shares * spec.scale
 
 
 def _of_groups(scores: Tensor, spec: ExpertsSpec) -> Tensor:

@@ -16,13 +16,16 @@ from torch.autograd.function import once_differentiable
 
 
 class Order(NamedTuple):
-    """How the choices of ``n`` tokens, ``[n, top_k]`` flat, lie by expert."""
+    """How choices, of ``n`` tokens one after the other, lie by expert."""
 
     places: Tensor
-    """``[n * top_k]``: of each place in the new order, which choice is there."""
+    """``[choices]``: of each place in the new order, which choice is there."""
     back: Tensor
     """The inverse."""
-    top_k: int
+    tokens: Tensor
+    """``[choices]``: of each place, whose choice is there."""
+    begins: Tensor
+    """``[n]``: of each token, which of the choices is its first."""
     ends: Tensor
     """``[experts]`` int32: behind each expert's last place."""
 
@@ -31,20 +34,15 @@ class Order(NamedTuple):
         """``[experts]`` int32: choices of each expert."""
         return torch.diff(self.ends, prepend=self.ends.new_zeros(1))
 
-    @property
-    def tokens(self) -> Tensor:
-        """``[n * top_k]``: of each place, whose choice is there."""
-        return self.places // self.top_k
 
-
-def by_expert(experts: Tensor, experts_in_all: int) -> Order:
-    """Of the chosen ``experts`` ``[n, top_k]``; choices of one expert stay in their order."""
-    flat = experts.flatten()
-    places = torch.argsort(flat, stable=True)
+def by_expert(experts: Tensor, tokens: Tensor, begins: Tensor, experts_in_all: int) -> Order:
+    """Of chosen ``experts`` ``[choices]``, whose ``tokens`` go up; choices of one expert stay in
+    their order. ``begins`` as in the result."""
+    places = torch.argsort(experts, stable=True)
     back = torch.empty_like(places)
     back[places] = torch.arange(len(places), device=places.device)
-    ends = torch.bincount(flat, minlength=experts_in_all).cumsum(0).to(torch.int32)
-    return Order(places, back, experts.shape[1], ends)
+    ends = torch.bincount(experts, minlength=experts_in_all).cumsum(0).to(torch.int32)
+    return Order(places, back, tokens[places], begins, ends)
 
 
 class Visit(NamedTuple):
@@ -54,7 +52,7 @@ class Visit(NamedTuple):
     ends: Tensor
     """``[own experts]`` int32."""
     there: Callable[[Tensor], Tensor]
-    """``[n * top_k, d_model]`` to what is computed here, ``[rows, d_model]``, by expert."""
+    """``[choices, d_model]`` to what is computed here, ``[rows, d_model]``, by expert."""
     back: Callable[[Tensor], Tensor]
     """The inverse."""
 
@@ -69,13 +67,13 @@ def _as_it_is(x: Tensor) -> Tensor:
 
 
 def spread(x: Tensor, order: Order) -> Tensor:
-    """``[n, d_model]`` to ``[n * top_k, d_model]``: each token once for every choice, by expert."""
+    """``[n, d_model]`` to ``[choices, d_model]``: each token once for every choice, by expert."""
     result: Tensor = _Spread.apply(x, order)  # type: ignore[no-untyped-call]
     return result
 
 
 def together(y: Tensor, shares: Tensor, order: Order) -> Tensor:
-    """The other way: results by expert, times ``shares`` ``[n, top_k]``, added up by token."""
+    """The other way: results by expert, times ``shares`` ``[choices]``, added up by token."""
     result: Tensor = _Together.apply(y, shares.to(y.dtype), order)  # type: ignore[no-untyped-call]
     return result
 
@@ -105,14 +103,13 @@ class _Together(torch.autograd.Function):
         order: Order = ctx.order
         y, shares = ctx.saved_tensors
         rows = grad[order.tokens]
-        d_shares = torch.linalg.vecdot(rows, y)[order.back].view_as(shares)
-        return rows.mul_(shares.flatten()[order.places, None]), d_shares, None
+        d_shares = torch.linalg.vecdot(rows, y)[order.back]
+        return rows.mul_(shares[order.places, None]), d_shares, None
 
 
 def _by_token(rows: Tensor, order: Order, shares: Tensor | None = None) -> Tensor:
     """What lies by expert, added up by token in the order of its choices, each times its share."""
-    choices = order.back.view(-1, order.top_k)
-    return F.embedding_bag(choices, rows, per_sample_weights=shares, mode="sum")
+    return F.embedding_bag(order.back, rows, order.begins, per_sample_weights=shares, mode="sum")
 
 
 def grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:

@@ -45,7 +45,9 @@ class Ulysses:
             joint = self._exchanged(torch.cat((q, k, v), dim=2), each)
             queries, keys, values = torch.split(joint, [len(own), len(seen), len(seen)], dim=2)
         else:
-            joint = self._exchanged(torch.cat((q, k), dim=2), [(a, _from(num, b)) for a, b in heads])
+            joint = self._exchanged(
+                torch.cat((q, k), dim=2), [(a, _from(num, b)) for a, b in heads]
+            )
             queries, keys = torch.split(joint, [len(own), len(seen)], dim=2)
             values = self._exchanged(v, [(b,) for _, b in heads])
         which = [n // (num // kv) - seen.start for n in own]
