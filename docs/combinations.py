@@ -144,6 +144,11 @@ REFUSALS = (
     ),
     Refusal(("plan.stages=[{ep: 2}]",), "plan.stages[0].ep", "the model has no experts"),
     Refusal(
+        ("model.experts={count: 4, top_k: 2, capacity: 1.25}", "plan.stages=[{cp: 2}]"),
+        "plan.stages[0].cp",
+        "an expert's room is of a whole sample",
+    ),
+    Refusal(
         ("plan.stages=[{cp: 2, precision: fp8-blockwise}]",),
         "plan.stages[0].cp",
         "128 tokens that have one scale would be in two ranks",

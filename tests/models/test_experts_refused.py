@@ -7,7 +7,7 @@ import pytest
 
 from weft.config.errors import ConfigError
 from weft.models.registry import FAMILIES, check_spec
-from weft.plan.model import ExpertsSpec
+from weft.plan.model import ExpertsSpec, LatentSpec
 
 ROW = FAMILIES["llama"].sizes["debug-moe-2m"]
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -23,6 +23,31 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"groups": 4, "top_groups": 5},
         "model.experts.top_groups = 5: expected at most experts.groups (4).",
     ),
+    "no room for a token": (
+        {"count": 8, "capacity": 0.03},
+        "model.experts.capacity = 0.03: expected at least 0.04, so that an expert takes a token of "
+        "a sample. It takes capacity x top_k x seq_len / count = 0.03 x 2 x 128 / 8.",
+    ),
+    "experts that choose none": (
+        {"count": 129, "top_k": 1, "choice": "experts"},
+        "model.experts.top_k = 1: expected at least 2, so that an expert takes a token of a "
+        "sample. It takes top_k x seq_len / count = 1 x 128 / 129.",
+    ),
+    "a loss where loads are equal": (
+        {"choice": "experts", "balance": 0.1},
+        "model.experts.balance = 0.1: expected 0.0, as experts choose. Each expert takes as many "
+        "tokens.",
+    ),
+    "a limit where experts choose": (
+        {"choice": "experts", "capacity": 1.0},
+        "model.experts.capacity = 1.0: expected null, as experts choose. Each expert takes as many "
+        "tokens.",
+    ),
+    "no layer with experts": (
+        {"dense_layers": 3},
+        "model.experts.dense_layers = 3: expected less than num_layers (3), so that some layer has "
+        "experts. model.experts: null is a model without.",
+    ),
     "more than groups have": (
         {"top_k": 3, "groups": 4},
         "model.experts.top_k = 3: expected at most 2, the experts of 1 groups.",
@@ -36,6 +61,32 @@ def test_experts_that_no_layer_can_have(name: str) -> None:
     experts = replace(ExpertsSpec(count=8, top_k=2), **fields)
     with pytest.raises(ConfigError) as caught:
         check_spec(replace(ROW, experts=experts))
+    assert str(caught.value) == message
+
+
+LATENT = FAMILIES["llama"].sizes["debug-deepseek-1m"]
+IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
+    "odd channels": (
+        {"latent": LatentSpec(kv_rank=8, d_rope=7, d_value=8)},
+        "model.latent.d_rope = 7: expected an even number below d_head (48), of which it is a "
+        "part.",
+    ),
+    "fewer keys": (
+        {"num_kv_heads": 2},
+        "model.num_kv_heads = 2: expected num_heads (4), as latent attention has a key for each.",
+    ),
+    "norms of queries": (
+        {"qk_norm": True},
+        "model.qk_norm = True: expected false with model.latent.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_low_ranks_that_cannot_be(name: str) -> None:
+    fields, message = IMPOSSIBLE[name]
+    with pytest.raises(ConfigError) as caught:
+        check_spec(replace(LATENT, **fields))
     assert str(caught.value) == message
 
 

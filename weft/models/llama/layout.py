@@ -97,6 +97,12 @@ def _dense(dims: DecoderDims) -> dict[str, Layout]:
     }
 
 
+_OF_SAMPLES = (
+    "Loads and what an expert has room for are of whole samples: it can where model.experts has "
+    "balance: 0, capacity: null and choice: tokens."
+)
+
+
 def _experts(experts: ExpertsSpec, dims: DecoderDims) -> dict[str, Layout]:
     """A part of each expert's hidden channels makes a term of the result, and tokens of all samples
     go to an expert. The gate looks at one token after the other, and has scores of every expert;
@@ -107,6 +113,8 @@ def _experts(experts: ExpertsSpec, dims: DecoderDims) -> dict[str, Layout]:
     count = Dim(name="experts", size=experts.count)
     scores = replace(count, name="scores")
     has_bias = experts.bias_step is not None
+    has_room = experts.room(dims.seq.size) is not None
+    looks_along = replace(dims.seq, words=_OF_SAMPLES) if experts.balance or has_room else None
     wide = Layout(params={"weight": (count, d_ff, d_model)})
     found = {
         "ff": Layout(
@@ -116,7 +124,7 @@ def _experts(experts: ExpertsSpec, dims: DecoderDims) -> dict[str, Layout]:
             kind="Gate",
             params={"weight": (scores, d_model), **({"bias": (scores,)} if has_bias else {})},
             settled=("bias",) if has_bias else (),
-            mixes=dims.seq if experts.balance or experts.room(1) is not None else None,
+            mixes=looks_along,
         ),
         "ff.gate": wide,
         "ff.up": wide,
