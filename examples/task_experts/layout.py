@@ -61,12 +61,15 @@ def _experts(spec: VisionSpec, enters: Edge) -> dict[str, Layout]:
     count = Dim(name="experts", size=spec.experts.count)
     tasks = Dim(name="tasks", size=spec.experts.tasks)
     shared = Dim(name="shared_d_ff", size=spec.experts.shared_d_ff, width=True)
-    wide, one = (Layout(params={"weight": dims}) for dims in ((count, d_ff, d_model), (shared, d_model)))
+    wide, one = (
+        Layout(params={"weight": dims}) for dims in ((count, d_ff, d_model), (shared, d_model))
+    )
     return {
         "ff": Layout(
             kind="Experts", takes={0: enters}, sums=d_ff, mixes=count, gives=_leaves(enters)
         ),
         "ff.router": Layout(kind="Gate", params={"weight": (replace(count, name="scores"), tasks)}),
+        "ff.large_logits": Layout(kind="LargeLogits", mixes=enters.dims[1]),
         "ff.gate": wide,
         "ff.up": wide,
         "ff.down": Layout(params={"weight": (count, d_model, d_ff)}),

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
-from task_experts.sizes import VisionSpec
 from torch import Tensor, nn
 
+from task_experts.sizes import VisionSpec
 from weft.nn.attention import Attention
 from weft.nn.context import Context
 from weft.nn.experts.feed_forward import Experts, no_tokens

@@ -3,7 +3,7 @@
     python examples/task_experts/train.py --steps 300
     torchrun --nproc-per-node 2 examples/task_experts/train.py --steps 300
 
-Several processes have their own images and some of the experts each (``ep``); the losses are those of
+Several processes have their own images and some of the experts each (``ep``); losses are those of
 one process.
 """
 
@@ -17,10 +17,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
+
 from task_experts.family import FAMILY
 from task_experts.images import CLASSES, TASKS, batch
 from task_experts.sizes import SMALL, VisionSpec
-
 from weft.comm.address import RankAddress
 from weft.config.sections import AdamWConfig, CosineSchedule
 from weft.models.registry import FAMILIES

@@ -33,6 +33,7 @@ TIED = replace(LLAMA, tied=True)
 QWEN_2_5, QWEN_3 = replace(LLAMA, qkv_bias=True), replace(TIED, qk_norm=True)
 MIXTURE = replace(LLAMA, experts=ExpertsSpec(count=4, top_k=2, shared_d_ff=8, balance=0.01))
 GPT2 = replace(FAMILIES["gpt2"].sizes["debug-1m"], **TINY, num_heads=4, num_kv_heads=4)
+DEEPSEEK = FAMILIES["llama"].sizes["debug-deepseek-1m"]
 EXPERTS = ExpertsSpec(count=5, top_k=2)
 
 
@@ -262,6 +263,18 @@ REFUSALS: dict[str, tuple[Callable[[], Growth], str]] = {
     "no more layers": (
         partial(deeper, LLAMA, 3, "stack"),
         "--num-layers = 3: expected more than 3, as it has now.",
+    ),
+    "layers that are not alike": (
+        partial(deeper, DEEPSEEK, 6, "stack"),
+        "FOLDER = '1 layers without experts': expected a model whose layers are alike.",
+    ),
+    "heads through low ranks": (
+        partial(wider, DEEPSEEK, {"num_heads": 8}),
+        "FOLDER = 'model.latent': expected a model without latent attention where heads grow.",
+    ),
+    "experts of another width": (
+        partial(wider, DEEPSEEK, {"d_ff": 704}),
+        "FOLDER = 'experts of 48': expected a model whose experts are d_ff wide where that grows.",
     ),
     "experts already": (
         partial(with_experts, MIXTURE, EXPERTS),

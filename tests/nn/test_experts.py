@@ -1,8 +1,10 @@
 """The layer of experts by itself, against sums written out."""
 
+import pytest
 import torch
 from torch import Tensor
 
+from weft.config.errors import ConfigError
 from weft.nn.experts.feed_forward import Experts
 from weft.nn.experts.grouped import by_expert, grouped_product, spread, together
 from weft.plan.model import ExpertsSpec
@@ -45,3 +47,57 @@ def test_tokens_of_each_expert_are_counted() -> None:
     layer.router.weight.data = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])
     layer(torch.tensor([[[2.0, 1.0], [3.0, -9.0], [1.0, 2.0]]]))  # 0 and 1, 0 and 2, 1 and 0
     assert layer.tokens.tolist() == [3, 2, 1]
+
+
+def _layer(spec: ExpertsSpec, *, seq_len: int) -> Experts:
+    torch.manual_seed(1)
+    layer = Experts(4, 6, spec, seq_len=seq_len).double()
+    for param in layer.parameters():
+        torch.nn.init.normal_(param)
+    return layer
+
+
+def test_an_earlier_token_never_gives_way_to_a_later_one() -> None:
+    """What an expert has no room for goes on without it, whatever comes after it or beside it."""
+    layer = _layer(
+        ExpertsSpec(count=3, top_k=1, capacity=0.75, normed=False), seq_len=8
+    )  # two each
+    x = torch.randn(5, 8, 4, dtype=torch.float64)
+    x[0] = x[0, 0]  # all want one expert
+    whole, _ = layer(x)
+    assert layer.tokens.sum() < 40 and layer.tokens.max() <= 5 * 2
+    assert whole[0].abs().sum(-1).bool().tolist() == [True] * 2 + [False] * 6
+    for length in (1, 3, 7):
+        torch.testing.assert_close(layer(x[:, :length])[0], whole[:, :length], rtol=0, atol=1e-14)
+    for alone, other in zip(x.split(2), whole.split(2), strict=True):
+        torch.testing.assert_close(layer(alone)[0], other, rtol=0, atol=1e-14)
+
+
+def test_experts_that_choose_have_equal_loads() -> None:
+    """Of every sample; a token that nobody wants has a result of zero."""
+    layer = _layer(ExpertsSpec(count=3, top_k=1, choice="experts"), seq_len=7)
+    x = torch.randn(5, 7, 4, dtype=torch.float64)
+    whole, _ = layer(x)
+    assert layer.tokens.tolist() == [5 * 2] * 3
+    scores = layer.router(x)[1]
+    taken = scores.topk(2, dim=1).indices  # [samples, 2, experts]
+    wanted = torch.zeros_like(scores).scatter_(1, taken, 1.0).sum(-1)
+    assert torch.equal(whole.abs().sum(-1) > 0, wanted > 0) and wanted.min() == 0
+    torch.testing.assert_close(layer(x[3:])[0], whole[3:], rtol=0, atol=1e-14)
+
+
+def test_a_task_has_experts_and_its_tokens_have_no_say() -> None:
+    layer = _layer(ExpertsSpec(count=5, top_k=2, tasks=3), seq_len=6)
+    tasks = torch.tensor([2, 0, 2, 2])
+    layer(torch.randn(4, 6, 4, dtype=torch.float64), tasks)
+    wanted = torch.zeros(5, dtype=torch.int64)
+    for task in tasks:
+        wanted[layer.router.weight[:, task].topk(2).indices] += 6
+    assert layer.tokens.tolist() == wanted.tolist()
+    for wrong in (3, -1):
+        with pytest.raises(ConfigError) as caught:
+            layer(torch.zeros(1, 6, 4, dtype=torch.float64), torch.tensor([wrong]))
+        assert str(caught.value) == (
+            f"tasks = {wrong}: expected numbers from 0 to 2. Tasks are numbered from 0; "
+            "experts.tasks says how many there are."
+        )

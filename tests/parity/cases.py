@@ -712,7 +712,7 @@ EXPERTS = [
          tp=((1, 2), (1,)), layers=((1, 3), (4,)), zero=2, tied=True, experts=_ADDING),
     Case("experts-ep2-zb-v", shares=(6,), dp=((1, 1),), ep=((2, 2),), layers=((1, 1, 1, 1),),
          schedule="zb-v", tied=True, recompute="attention", experts=_ADDING),
-    Case("experts-cp2", shares=(4,), dp=((1,),), cp=((2,),), experts=_SIGMOID),
+    Case("experts-cp2", shares=(4,), dp=((1,),), cp=((2,),), experts=replace(_SIGMOID, z=0.01)),
 ]  # fmt: skip
 """Loads and large logits add to the loss of every stage; without loads samples may be divided."""
 

@@ -155,6 +155,7 @@ def wider(
         if asked[name] < size:
             option = "--" + name.replace("_", "-")
             raise ConfigError(option, asked[name], f"at least {size}, as it is now")
+    _refuse_parts(old, [name for name in kept if asked[name] != kept[name]])
     if asked == kept:
         raise ConfigError(
             "--d-model", old.d_model, "a width that grows", f"All of {kept} is as now."
@@ -174,6 +175,16 @@ def wider(
     return Growth(old=old, new=new, layers=layers, from_above=from_above, uneven=uneven)
 
 
+def _refuse_parts(old: DecoderSpec, grown: Sequence[str]) -> None:
+    """Heads through low ranks, and experts of a width of their own, have no way to grow yet."""
+    if old.latent is not None and {"num_heads", "num_kv_heads"} & {*grown}:
+        expected = "a model without latent attention where heads grow"
+        raise ConfigError("FOLDER", "model.latent", expected, "d_model and d_ff can grow.")
+    if old.experts is not None and old.experts.d_ff and "d_ff" in grown:
+        expected = "a model whose experts are d_ff wide where that grows"
+        raise ConfigError("FOLDER", f"experts of {old.experts.d_ff}", expected)
+
+
 def _subtracts_means(spec: DecoderSpec) -> bool:
     """Its norms are LayerNorms: they have a bias."""
     return "bias" in layout_of(spec)["norm"].params
@@ -186,6 +197,10 @@ def deeper(old: DecoderSpec, num_layers: int, way: DepthWay) -> Growth:
     Raises ConfigError: there are not more of them.
     """
     before = old.num_layers
+    if old.experts is not None and old.experts.dense_layers:
+        words = f"{old.experts.dense_layers} layers without experts"
+        hint = "A copy of a layer would be where the model has one of another kind."
+        raise ConfigError("FOLDER", words, "a model whose layers are alike", hint)
     if num_layers <= before:
         raise ConfigError("--num-layers", num_layers, f"more than {before}, as it has now")
     layers = [

@@ -126,6 +126,7 @@ def _experts(experts: ExpertsSpec, dims: DecoderDims) -> dict[str, Layout]:
             settled=("bias",) if has_bias else (),
             mixes=looks_along,
         ),
+        **({"ff.large_logits": Layout(kind="LargeLogits", mixes=dims.seq)} if experts.z else {}),
         "ff.gate": wide,
         "ff.up": wide,
         "ff.down": Layout(params={"weight": (count, d_model, d_ff)}),

@@ -58,6 +58,14 @@ def check_tasks(tasks: Tensor, many: int) -> None:
         raise ConfigError("tasks", int(wrong[0]), f"numbers from 0 to {many - 1}", hint)
 
 
+class LargeLogits(nn.Module):
+    """``z_loss`` as a module, for what is added up over tokens."""
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """``[batch, seq, experts]`` to a scalar."""
+        return z_loss(logits)
+
+
 class Expert(nn.Module):
     """One linear layer of all experts, stacked: ``weight`` is ``[experts, d_out, d_in]``."""
 
@@ -100,6 +108,7 @@ class Experts(nn.Module):
         super().__init__()
         self._spec, self._room = spec, spec.room(seq_len)
         self.router = Gate(d_model, spec)
+        self.large_logits = LargeLogits() if spec.z else None
         self.gate = Expert(spec.count, d_model, d_ff)
         self.up = Expert(spec.count, d_model, d_ff)
         self.down = Expert(spec.count, d_ff, d_model)
@@ -124,8 +133,8 @@ class Experts(nn.Module):
         y = together(result, pairs.shares, order).view_as(x)
         if self.shared is not None:
             y = y + self.shared(x)
-        if torch.is_grad_enabled() and self._spec.z:
-            more = more + self._spec.z * z_loss(logits)
+        if torch.is_grad_enabled() and self.large_logits is not None:
+            more = more + self._spec.z * self.large_logits(logits)
         return y, more
 
     def _chosen(self, scores: Tensor) -> tuple[Pairs, Tensor]:

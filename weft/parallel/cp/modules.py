@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +12,15 @@ from weft.cluster.cluster import HOST
 from weft.nn.attention import Attention
 from weft.nn.causal_attention import causal_attention
 from weft.nn.documents import Packed
+from weft.nn.experts.feed_forward import LargeLogits
 from weft.nn.latent_attention import LatentAttention
 from weft.nn.losses import LinearCrossEntropy
 from weft.parallel.cp.gathered import Gathered
 from weft.parallel.cp.ring import Ring
 from weft.parallel.cp.rows import Rows
 from weft.parallel.cp.ulysses import Attend, Ulysses, among_groups
-from weft.parallel.division import Division
-from weft.parallel.pair import Pair
-from weft.parallel.runtime import Lying, SplitForm, Sum
+from weft.parallel.division import Division, there_and_back
+from weft.parallel.runtime import AxisGroup, Lying, SplitForm, Sum
 from weft.parallel.tp.modules import VocabCrossEntropy
 from weft.plan.layout import Shard
 
@@ -68,18 +69,31 @@ class OwnTargets(nn.Module):
         super().__init__()
         self.loss = loss
         self._own = Division(total.group, Lying(Shard(1), total.parts)).taken
-        self._group = total.group
+        self._added = partial(_added, total.group)
 
     def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """``hidden`` is of own positions, ``targets`` and ``weights`` ``[batch, seq]`` of all."""
         term = self.loss(hidden, weight, self._own(targets), self._own(weights))
-        total: Tensor = Pair.apply(term, self._added, _same)  # type: ignore[no-untyped-call]
-        return total
+        return there_and_back(term, self._added, _same)
 
-    def _added(self, term: Tensor) -> Tensor:
-        total = term.clone()
-        self._group.comm.all_reduce(total, name="losses", group=self._group.ranks)
-        return total
+
+class OwnTerm(nn.Module):
+    """Likewise what is added to the loss for this rank's positions."""
+
+    def __init__(self, loss: nn.Module, total: Sum) -> None:
+        super().__init__()
+        self.loss = loss
+        self._added = partial(_added, total.group)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[batch, own seq, ..]`` to a scalar."""
+        return there_and_back(self.loss(x), self._added, _same)
+
+
+def _added(group: AxisGroup, term: Tensor) -> Tensor:
+    total = term.clone()
+    group.comm.all_reduce(total, name="losses", group=group.ranks)
+    return total
 
 
 def _same(grad: Tensor) -> Tensor:
@@ -89,6 +103,7 @@ def _same(grad: Tensor) -> Tensor:
 SPLIT_FORMS: Mapping[type[nn.Module], SplitForm] = {
     Attention: own_queries,
     LatentAttention: own_queries,
+    LargeLogits: OwnTerm,
     LinearCrossEntropy: OwnTargets,
     VocabCrossEntropy: OwnTargets,
 }

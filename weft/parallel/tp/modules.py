@@ -77,7 +77,7 @@ class VocabCrossEntropy(nn.Module):
     def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         whole = hidden.flatten(0, 1)  # [tokens, d_model]
         local = (targets - self._first).reshape(-1)
-        total = whole.new_zeros((), dtype=wide_dtype(whole))
+        total = whole[:0].sum(dtype=wide_dtype(whole))  # of no tokens; backward goes on from it
         for low in range(0, len(whole), CHUNK_TOKENS):
             rows = slice(low, low + CHUNK_TOKENS)
             losses: Tensor = _VocabLosses.apply(  # type: ignore[no-untyped-call]
