@@ -77,7 +77,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "norms of queries": (
         {"qk_norm": True},
-        "model.qk_norm = True: expected false with model.latent.",
+        "model.qk_norm = true: expected false with model.latent.",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Attention whose queries, keys and values come through low ranks (MLA, arXiv 2405.04434)."""
+"""Attention whose queries, keys and values come through few channels (MLA, arXiv 2405.04434)."""
 
 from __future__ import annotations
 

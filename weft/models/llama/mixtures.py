@@ -46,11 +46,15 @@ def expert_entries(spec: DecoderSpec, layer: int) -> Iterator[Entry]:
     if spec.experts.bias_step is not None:
         yield Entry(f"{where}.gate.e_score_correction_bias", (f"{ours}.router.bias",))
     if spec.experts.shared_d_ff:
-        shared = "shared_experts" if spec.latent else "shared_expert"
-        if spec.experts.shared_gate:
-            yield Entry(f"{where}.{shared}_gate.weight", (f"{ours}.shared.gate.weight",))
-        for own, name in _QWEN_NAMES.items():
-            yield Entry(f"{where}.{shared}.{name}.weight", (f"{ours}.shared.ff.{own}.weight",))
+        shared = f"{where}.{'shared_experts' if spec.latent else 'shared_expert'}"
+        yield from _shared_entries(shared, f"{ours}.shared", has_gate=spec.experts.shared_gate)
+
+
+def _shared_entries(theirs: str, ours: str, *, has_gate: bool) -> Iterator[Entry]:
+    if has_gate:
+        yield Entry(f"{theirs}_gate.weight", (f"{ours}.gate.weight",))
+    for own, name in _QWEN_NAMES.items():
+        yield Entry(f"{theirs}.{name}.weight", (f"{ours}.ff.{own}.weight",))
 
 
 def expert_fields(architecture: str, spec: DecoderSpec) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Pairs of a token and an expert: tokens choose, with or without limits of experts, or experts do.
 
-Limits are of every sample by itself, so that no plan changes who goes where: what divides samples
-among ranks or micro-batches leaves each one whole. What divides the tokens of a sample cannot.
+Limits are of every sample by itself, so that no plan changes who goes where: what divides a
+batch among anybody leaves each sample whole. What divides the tokens of a sample cannot.
 """
 
 from __future__ import annotations
