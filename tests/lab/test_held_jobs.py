@@ -6,6 +6,7 @@ from pathlib import Path
 from lab.lab_cases import TWO, needs_root, own_labs
 
 from weft.lab.held import HeldJob, await_ready
+from weft.lab.here import Here
 from weft.lab.steps import stands_still
 
 STEPS = """
@@ -50,3 +51,30 @@ def test_held_jobs_take_turns(tmp_path: Path) -> None:
         clocks = [moment.now_s for moment in one.moments]
         assert clocks == sorted(clocks), "it never goes back"
     assert own_labs() == []
+
+
+OUTSIDE = """
+import os, sys, time
+assert os.environ["MASTER_ADDR"] == "127.0.0.1" and os.environ["WORLD_SIZE"] == "2"
+if os.environ["RANK"] == "1":
+    print("torch.OutOfMemoryError: CUDA out of memory", file=sys.stderr)
+    sys.exit(1)
+time.sleep(60)
+"""
+
+
+def test_jobs_outside_of_a_lab_are_held_too(tmp_path: Path) -> None:
+    """Without root: ranks stand still, end with the job, and one that lacks memory is known."""
+    for name, program in (("a", STEPS.format(out=str(tmp_path / "a"))), ("b", OUTSIDE)):
+        (tmp_path / name).mkdir()
+        place = Here(2)
+        with HeldJob(TWO, [sys.executable, "-S", "-c", program], tmp_path / name, 1, place) as one:
+            await_ready([one], 60)
+            pids = [rank.process.pid for rank in place.ranks]
+            if name == "a":
+                assert one.run(60, 50) and one.step >= 50
+                assert all(stands_still([pid]) for pid in pids)
+                assert one.failed is None and min(place.used_s()) > 0
+            else:
+                assert one.is_short and one.failed == 1
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

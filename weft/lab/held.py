@@ -1,4 +1,4 @@
-"""A job in a lab that goes on while it is told to and stands still in between.
+"""A job that goes on while it is told to and stands still in between, in a lab or without one.
 
 Several of them take turns on one machine, each for a moment, so that what else it does slows all of
 them alike. Nothing that ranks measure may depend on how long they stand still.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from weft.cluster.cluster_file import ClusterFile
 from weft.config.errors import RunError
 from weft.lab.lab import Lab
+from weft.lab.ranks import RankProcess
 from weft.lab.steps import Moment, Steps
 from weft.report.events import EVENTS_FILE, read_events
 
@@ -24,18 +25,48 @@ METRICS = "metrics.jsonl"
 """In the run folder."""
 
 
+class Place(Protocol):
+    """Where the ranks of a job run: a lab, or this machine as it is."""
+
+    ranks: list[RankProcess]
+
+    def built(self) -> AbstractContextManager[None]:
+        """While this lasts, it is there; afterwards no rank is left."""
+
+    def start(self, command: Sequence[str], out: Path, *, quiet: bool) -> None:
+        """Start the command once for every rank."""
+
+    def look(self, now_s: float) -> bool:
+        """See which ranks have ended; have all?"""
+
+    def used_s(self) -> tuple[float, ...]:
+        """Processor time of every rank so far; 0 for one that has ended."""
+
+    def hold(self) -> None:
+        """No rank does anything until all may go on."""
+
+    def go_on(self) -> None:
+        """Ranks that were held."""
+
+
 class HeldJob:
     """A context manager: while it lasts, the job is there.
 
     Args:
         number: Of its lab, in this process.
+        place: Where it runs instead of a lab.
     """
 
     def __init__(
-        self, cluster: ClusterFile, command: Sequence[str], out: Path, number: int
+        self,
+        cluster: ClusterFile,
+        command: Sequence[str],
+        out: Path,
+        number: int,
+        place: Place | None = None,
     ) -> None:
         self._command, self._out = command, out
-        self._lab = Lab(cluster, number=number)
+        self._lab: Place = place or Lab(cluster, number=number)
         self._steps = Steps(out / METRICS)
         self._stack = ExitStack()
         self._held_s = 0.0

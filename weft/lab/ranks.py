@@ -89,8 +89,8 @@ def start(
     command: Sequence[str],
     variables: Mapping[str, str],
     *,
-    namespace: str,
-    groups: Sequence[Path],
+    namespace: str = "",
+    groups: Sequence[Path] = (),
     stdout: IO[bytes] | int | None,
     stderr: IO[bytes] | None = None,
 ) -> subprocess.Popen[bytes]:
@@ -98,7 +98,7 @@ def start(
 
     Args:
         variables: What ``environment`` says, beside the variables of this process.
-        namespace: Of its network.
+        namespace: Of its network; empty: this process's.
         groups: Files to write 0 into, which puts it under its limits.
         stdout: Where it prints; None: where this process does. So with ``stderr``.
 
@@ -107,8 +107,10 @@ def start(
         RunError: it cannot be put in its place.
     """
     with ExitStack() as stack:
-        network = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
-        stack.callback(os.close, network)
+        network = -1
+        if namespace:
+            network = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+            stack.callback(os.close, network)
         handles = [os.open(file, os.O_WRONLY) for file in groups]
         for handle in handles:
             stack.callback(os.close, handle)
@@ -138,7 +140,7 @@ def _entrance(network: int, groups: Sequence[int]) -> Callable[[], None]:
     def enter() -> None:
         for handle in groups:
             os.write(handle, b"0")
-        if libc.setns(network, _CLONE_NEWNET):
+        if network >= 0 and libc.setns(network, _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:

@@ -17,7 +17,7 @@ from typing import Self
 
 from weft.cluster.cluster_file import ClusterFile
 from weft.config.errors import RunError
-from weft.lab.held import METRICS, HeldJob, await_ready
+from weft.lab.held import METRICS, HeldJob, Place, await_ready
 from weft.lab.steps import Moment, busy
 from weft.mix.mix import Rates
 from weft.planner.problem import Workload
@@ -97,10 +97,19 @@ class Turns:
     Args:
         target: Recipe and overrides of ``weft train``.
         out: Where run folders go.
+        place_of: Where ranks run, if not in a lab.
     """
 
-    def __init__(self, work: Workload, target: Sequence[str], out: Path, say: Say) -> None:
+    def __init__(
+        self,
+        work: Workload,
+        target: Sequence[str],
+        out: Path,
+        say: Say,
+        place_of: Callable[[ClusterFile], Place] | None = None,
+    ) -> None:
         self._work, self._target, self._out, self._say = work, target, out, say
+        self._place_of = place_of
         self._stack = ExitStack()
         self.entries: list[Entry] = []
         self._began_s = time.monotonic()
@@ -178,7 +187,9 @@ class Turns:
         command += ["--out", str(folder), "--quiet"]
         about = {"of": name, "trial": rates.trial.name, "cluster": cluster.model_dump(mode="json")}
         write_text(folder / "bench.json", json.dumps(about, indent=2))
-        entry = Entry(name, cluster, rates, HeldJob(cluster, command, folder, number), folder)
+        places = [] if self._place_of is None else [self._place_of(cluster)]
+        job = HeldJob(cluster, command, folder, number, *places)
+        entry = Entry(name, cluster, rates, job, folder)
         self.entries.append(entry)
         return entry
 
