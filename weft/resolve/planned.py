@@ -194,27 +194,14 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
         NoPlan: nothing fits.
         ConfigError: a rate that it needs is not known.
     """
-    refuse_limit_of_activations(config)
-    refuse_param_tier(config.optim)
+    problem, chips = problem_of(config, resources), resources.chips
     asked = _asked(config, resources)
     saved = None if folder is None else _saved(folder)
     if saved is not None and saved.asked == asked:
         return replace(saved, notes=("plan.auto keeps the plan of the run's last start",))
-    spec = spec_asked(config)
-    workload = Workload(
-        spec=spec,
-        seq_len=config.data.seq_len,
-        samples=config.batch.samples or 0,
-        precision=asked["precision"],
-        training=training_of(config.optim, param_specs(spec)),
-    )
-    chips = resources.chips
-    options = replace(options_asked(config), leave_idle=resources.may_idle)
-    known = replace(chips.knowledge, tf32=config.compute.tf32)
-    problem = Problem(workload, chips.view, known, options)
     apart = config.sites if chips.view.sites else None
     found = search(problem) if apart is None else search_in_sites(problem, apart)
-    found, surer = surest(found, known)
+    found, surer = surest(found, problem.knowledge)
     plan = found.best.plan
     if not resources.may_idle:
         idle = chips.view.world_size - plan.world_size
@@ -222,12 +209,41 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
         plan = renumbered(plan, found.best.cluster, chips.view)
     notes = [] if saved is None else [_changed(saved.asked, asked)]
     notes += [*_why(found, chips), *filter(None, [surer])]
+    plan = with_compiled(plan, config, notes)
+    return Chosen(plan=plan, notes=tuple(notes), asked=asked)
+
+
+def problem_of(config: Config, resources: Resources) -> Problem:
+    """What the planner is asked.
+
+    Raises:
+        ConfigError: a value that the planner cannot keep to.
+    """
+    refuse_limit_of_activations(config)
+    refuse_param_tier(config.optim)
+    spec, asked = spec_asked(config), config.compute.precision
+    workload = Workload(
+        spec=spec,
+        seq_len=config.data.seq_len,
+        samples=config.batch.samples or 0,
+        precision=resources.precision if asked == "auto" else asked,
+        training=training_of(config.optim, param_specs(spec)),
+    )
+    chips = resources.chips
+    options = replace(options_asked(config), leave_idle=resources.may_idle)
+    known = replace(chips.knowledge, tf32=config.compute.tf32)
+    return Problem(workload, chips.view, known, options)
+
+
+def with_compiled(plan: Plan, config: Config, notes: list[str]) -> Plan:
+    """With blocks compiled where that was asked for, or is usual there; what is worth saying of it
+    is added to ``notes``."""
 
     def compiled(stage: StagePlan) -> StagePlan:
         has_blocks = stage.layers[1] > stage.layers[0]
         return replace(stage, compile=has_blocks and compiles(config, stage.device, notes))
 
-    return Chosen(plan=plan.each(compiled), notes=tuple(notes), asked=asked)
+    return plan.each(compiled)
 
 
 def _asked(config: Config, resources: Resources) -> dict[str, Any]:
