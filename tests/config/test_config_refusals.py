@@ -92,7 +92,7 @@ REFUSALS = [
     Case(
         "extends on the command line",
         "unknown key 'extends': the keys here are name, seed, init, model, data, batch, plan, "
-        "sites, compute, optim, train, checkpoint, recovery, balance, metrics, sample.\n"
+        "sites, compute, optim, train, checkpoint, recovery, balance, metrics, sample, tune.\n"
         "    on the command line",
         overrides=("extends=debug",),
     ),

@@ -21,6 +21,7 @@ from weft.cli.plan.command import PlanOptions, plan
 from weft.cli.saved import generate, report
 from weft.cli.target import OVERRIDES
 from weft.cli.train import TrainOptions, train
+from weft.cli.tune import TuneOptions, tune
 from weft.config.errors import ConfigError, ConfigErrors, RunError
 from weft.config.load import config_schema
 from weft.version import __version__
@@ -89,6 +90,7 @@ app.command(rich_help_panel=TRAINING)(chat)
 app.command(rich_help_panel=TRAINING)(generate)
 app.add_typer(grow.app, name="grow", rich_help_panel=TRAINING)
 app.command(rich_help_panel=PLANNING, context_settings=OVERRIDES)(spread(plan, PlanOptions))
+app.command(rich_help_panel=PLANNING, context_settings=OVERRIDES)(spread(tune, TuneOptions))
 app.command(rich_help_panel=PLANNING)(lab)
 app.add_typer(bench.app, name="bench", rich_help_panel=PLANNING)
 app.add_typer(runs.app, name="runs", rich_help_panel=RUNS)

@@ -16,6 +16,7 @@ from weft.config.errors import ConfigError
 from weft.config.names import names_of
 from weft.config.open_fields import OneOf, SectionOf, section_of
 from weft.config.plan_sections import Device, PlanConfig, Precision
+from weft.config.tune_section import TuneConfig
 from weft.config.values import Count, Flag, Fraction, Number, Part, Positive, Section, Text, Whole
 
 Family = Annotated[str, OneOf("families", shows_first=True)]
@@ -548,6 +549,8 @@ class Config(Section):
     """Shares of pipelines by their measured speed, now and then; null: as the plan says."""
     metrics: MetricsConfig = MetricsConfig()
     sample: SampleConfig = SampleConfig()
+    tune: TuneConfig | None = None
+    """Among what `weft tune` chooses; null: all that the planner knows."""
 
     @model_validator(mode="after")
     def _sites_stay(self) -> Self:

@@ -60,10 +60,12 @@ class Rates:
 def uncertainty(values: Sequence[float]) -> float | None:
     """Half of the interval in which the mean lies in 95 of 100 cases; None: one value."""
     number = len(values)
-    if number < 2:
-        return None
-    factor = _STUDENT[number - 2] if number - 2 < len(_STUDENT) else _NORMAL
-    return factor * stdev(values) / sqrt(number)
+    return student(number) * stdev(values) / sqrt(number) if number >= 2 else None
+
+
+def student(number: int) -> float:
+    """So many deviations of the mean of so many values hold 95 %; two values at least."""
+    return _STUDENT[number - 2] if number - 2 < len(_STUDENT) else _NORMAL
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,81 @@
+"""A whole tuning in a lab that is made up: what it tries, ends with and writes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from mix.test_bench import TWO_KINDS, FakeLab
+
+from weft.config.load import load_config
+from weft.platform.detect import detect
+from weft.tune.job import Job, job_of
+from weft.tune.page import as_json, page, verdict
+from weft.tune.record import Record
+from weft.tune.tuning import Limits, Result, Tuning
+
+ASKED = ["plan=auto", "batch.samples=70", "tune.micros=[2]", "train.steps=1000000"]
+OWN = ["plan.shares=[1,1]", "batch.samples=70", "batch.micro=5", "tune.micros=[2]"]
+
+
+def asked(pairs: list[str]) -> Job:
+    return job_of(load_config("debug", pairs), "debug", pairs, TWO_KINDS, detect())
+
+
+def tuned(
+    job: Job, out: Path, monkeypatch: pytest.MonkeyPatch, lab: FakeLab, trials: int | None = None
+) -> tuple[Result, list[str], list[Result]]:
+    monkeypatch.setattr("weft.mix.turns.HeldJob", lab.job)
+    said, shown = list[str](), list[Result]()
+    out.mkdir(exist_ok=True)
+    record = Record.opened(out, job.asked)
+    limits = Limits(minutes=60.0, trials=trials)
+    return Tuning(job, record, limits, said.append, shown.append).run(), said, shown
+
+
+def takes_s(lab: FakeLab, result: Result, number: int) -> float:
+    return max(lab._busy_s(result.tuner.candidates[number].plan, [1.0, 0.4]))
+
+
+def test_the_best_of_all_is_found_by_few_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are known, so that the best of all plans is; none of an equal share comes near."""
+    job, lab = asked(OWN), FakeLab()
+    result, _, shown = tuned(job, tmp_path / "out", monkeypatch, lab)
+    everything = [takes_s(lab, result, n) for n in range(len(result.tuner.candidates))]
+    assert takes_s(lab, result, result.best) <= 1.02 * min(everything)
+    outcomes = result.tuner.outcomes
+    assert len(outcomes) <= len(everything) / 2
+    assert outcomes[0].candidate == 0 and result.tuner.candidates[0].is_given
+    assert result.gain is not None
+    assert result.gain.times == pytest.approx(everything[0] / everything[result.best], rel=0.01)
+    assert "your own plan takes" in verdict(result)
+    assert len(shown) == len(outcomes) + 1 and shown[-1].why == result.why
+    assert json.loads(json.dumps(as_json(result)))["gain"] == result.gain.times
+    assert page(result).count("<polyline") + page(result).count("<path") >= 2
+    again, more, _ = tuned(job, tmp_path / "out", monkeypatch, FakeLab(kills="nothing runs"))
+    assert (again.best, again.why) == (result.best, result.why)
+    assert not any("trial" in line for line in more), "it had ended"
+
+
+def test_a_lab_without_memory_for_it_leads_to_what_recomputes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every plan that recomputes nothing on the small chip runs out; each is one trial at most."""
+    lab = FakeLab()
+    usual = lab.job
+
+    def short(cluster, command, out, number):
+        job = usual(cluster, command, out, number)
+        stages = [s for _, _, s in lab.runs[-1].stages() if 1 in s.mesh.ranks]
+        job.is_short = any(stage.recompute == "off" for stage in stages)
+        return job
+
+    lab.job = short
+    pairs = [*ASKED, "tune.recompute=[off,full]", "tune.layouts=[one-stage]"]
+    result, said, _ = tuned(asked(pairs), tmp_path / "out", monkeypatch, lab)
+    ended = [o for o in result.tuner.outcomes if o.step_s is None]
+    assert ended and all(o.short is not None for o in ended)
+    best = result.tuner.candidates[result.best]
+    assert {s.recompute for _, _, s in best.plan.stages() if 1 in s.mesh.ranks} == {"full"}
+    assert any(line.endswith("out of memory") for line in said)

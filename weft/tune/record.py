@@ -1,0 +1,127 @@
+"""What a tuning has found so far, line by line in a file that survives any end of its process."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weft.config.errors import ConfigError, ConfigErrors, show
+from weft.tune.candidate import Candidate
+from weft.tune.tuner import Outcome
+
+FILE = "trials.jsonl"
+"""In the folder: a line for what is tuned, one for each plan, and one for each trial."""
+VERSION = 1
+
+
+@dataclass
+class Record:
+    """What the file holds."""
+
+    file: Path
+    asked: Mapping[str, Any]
+    """By dotted key: what decides how plans do."""
+    candidates: list[Candidate] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    final: list[Outcome] = field(default_factory=list)
+    """Of the last comparison."""
+    used_s: float = 0.0
+    """Of all starts of the command, as far as trials were finished."""
+
+    @staticmethod
+    def opened(folder: Path, asked: Mapping[str, Any]) -> Record:
+        """Go on with what is there, or begin.
+
+        Raises:
+            ConfigErrors: the folder is another job's.
+            ConfigError: its file is none of this command.
+        """
+        file = folder / FILE
+        record = Record(file, asked)
+        lines = _whole_lines(file)
+        if not lines:
+            if folder.exists() and any(folder.iterdir()):
+                expected = "a folder that is new, or one of an earlier `weft tune`"
+                raise ConfigError("--out", str(folder), expected)
+            return record
+        first = lines[0]
+        if first.get("kind") != "job" or first.get("version") != VERSION:
+            expected = "a folder whose trials.jsonl this version can read"
+            raise ConfigError("--out", str(folder), expected, "Use another --out.")
+        _refuse_other_job(folder, first["asked"], asked)
+        for line in lines[1:]:
+            record._take(line)
+        return record
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        match line["kind"]:
+            case "plans":
+                self.candidates = [Candidate.from_json(each) for each in line["plans"]]
+            case "trial":
+                self.outcomes.append(_outcome(line["outcome"]))
+            case "final":
+                self.final = [_outcome(each) for each in line["outcomes"]]
+        self.used_s = max(self.used_s, line.get("used_s", 0.0))
+
+    def begin(self) -> None:
+        """Before anything is written: what was half written is cut off."""
+        if not self.file.exists():
+            self._write({"kind": "job", "version": VERSION, "asked": dict(self.asked)})
+            return
+        text = self.file.read_bytes()
+        with self.file.open("r+b") as file:
+            file.truncate(text.rfind(b"\n") + 1)
+
+    def add_plans(self, candidates: Sequence[Candidate], used_s: float) -> None:
+        """What trials are chosen from."""
+        self.candidates = list(candidates)
+        plans = [each.as_json() for each in candidates]
+        self._write({"kind": "plans", "used_s": used_s, "plans": plans})
+
+    def add(self, outcome: Outcome, used_s: float) -> None:
+        """A trial is done."""
+        self.outcomes.append(outcome)
+        self._write({"kind": "trial", "used_s": used_s, "outcome": asdict(outcome)})
+
+    def add_final(self, outcomes: Sequence[Outcome], used_s: float) -> None:
+        """The best, beside what it is compared with."""
+        self.final = list(outcomes)
+        every = [asdict(each) for each in outcomes]
+        self._write({"kind": "final", "used_s": used_s, "outcomes": every})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        self.used_s = max(self.used_s, line.get("used_s", 0.0))
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _whole_lines(file: Path) -> list[dict[str, Any]]:
+    """Without one that a kill cut off."""
+    if not file.exists():
+        return []
+    *lines, _ = file.read_text(encoding="utf-8").split("\n")
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError as error:
+        expected = "lines of JSON, as `weft tune` writes them"
+        raise ConfigError("--out", str(file), expected, "Use another --out.") from error
+
+
+def _outcome(data: Mapping[str, Any]) -> Outcome:
+    values, beside = tuple(data["values"]), tuple(data["beside"])
+    return Outcome(**{**data, "values": values, "beside": beside})
+
+
+def _refuse_other_job(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    if keys:
+        hint = f"The tuning in {folder} began so. Use another --out for another job."
+        raise ConfigErrors(
+            ConfigError(key, now.get(key), show(before.get(key)), hint) for key in keys
+        )
