@@ -89,28 +89,43 @@ def throttled() -> int:
 
 
 def link(folder: Path) -> None:
-    """Rank 0 takes some megabytes from every other rank in turn, and times them."""
+    """Rank 0 takes some megabytes from every other rank in turn, and times them; with what a byte
+    there and back takes, before and after."""
     master = os.environ["MASTER_ADDR"]
     if RANK:
         connection = connected(master, PORT + RANK)
         for _ in range(SENT_TIMES):
+            bounce(connection)
             connection.sendall(bytes(SENT_BYTES))
-            connection.recv(1)
+            bounce(connection)
         return
-    fastest = []
+    fastest, round_trips = [], []
     for rank in range(1, WORLD_SIZE):
         with socket.create_server((master, PORT + rank)) as server:
             connection, _ = server.accept()
-            fastest.append(min(taken_s(connection) for _ in range(SENT_TIMES)))
-    write(folder, fastest)
+            taken, trips = zip(*[taken_s(connection) for _ in range(SENT_TIMES)], strict=True)
+            fastest.append(min(taken))
+            round_trips.append(min(trips))
+    write(folder, [fastest, round_trips])
 
 
-def taken_s(connection: socket.socket) -> float:
-    """Until all that is sent once is here."""
+def bounce(connection: socket.socket) -> None:
+    connection.sendall(connection.recv(1))
+
+
+def taken_s(connection: socket.socket) -> tuple[float, float]:
+    """Until all that is sent once is here, after a byte's way there and back; and that way."""
     begun, left = time.monotonic(), SENT_BYTES
+    trip = trip_s(connection)
     while left:
         left -= len(connection.recv(left))
+    return time.monotonic() - begun, min(trip, trip_s(connection))
+
+
+def trip_s(connection: socket.socket) -> float:
+    begun = time.monotonic()
     connection.sendall(b".")
+    connection.recv(1)
     return time.monotonic() - begun
 
 

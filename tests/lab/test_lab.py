@@ -7,14 +7,21 @@ from pathlib import Path
 import pytest
 from lab.lab_cases import TWO, hosts, needs_root, own_labs, play, written
 
-from weft.cluster.cluster_file import ClusterFile
+from weft.cluster.cluster_file import ClusterFile, LinkEntry
 from weft.config.errors import ConfigError
+from weft.lab import relay
 from weft.lab.identity import Identity
 from weft.lab.network import namespaces
 from weft.lab.rehearsal import Rehearsal, rehearse
 from weft.lab.tools import call
 
 pytestmark = needs_root
+
+
+def late(cluster: ClusterFile) -> ClusterFile:
+    """With links between its nodes on which all arrives 2 ms later."""
+    links = cluster.links.model_copy(update={"between": LinkEntry(latency_ms=2)})
+    return cluster.model_copy(update={"links": links})
 
 
 def when(word: str, file: Path) -> Callable[[str], None]:
@@ -49,16 +56,29 @@ def test_ranks_are_told_where_they_are(tmp_path: Path, capfd: pytest.CaptureFixt
     assert [rank["code"] for rank in record["ranks"]] == [0, 0, 0]
 
 
-def test_links_are_as_slow_as_asked(tmp_path: Path) -> None:
-    """6 MB take 0.48 s at 0.1 Gbit/s between nodes, and far less inside one."""
+def test_links_are_as_slow_and_as_late_as_asked(tmp_path: Path) -> None:
+    """6 MB take 0.48 s at 0.1 Gbit/s between nodes, and far less inside one. A byte takes 5 ms each
+    way inside a node, 15 to another: half on each of the links that it goes over."""
     chips = hosts(*[{"speed": 0.3}] * 3)
     chips[0]["node"] = chips[1]["node"] = "n"
-    links = {"inside": {"gbit": 2}, "between": {"gbit": 0.1}}
+    links = {"inside": {"gbit": 2, "latency_ms": 5}, "between": {"gbit": 0.1, "latency_ms": 10}}
     cluster = ClusterFile.model_validate({"hosts": chips, "links": links})
     assert play("link", tmp_path, cluster).exit_code == 0
-    inside, between = written(tmp_path, 0)
+    (inside, between), (near, far) = written(tmp_path, 0)
     assert between > 0.9 * 0.48
     assert inside < between
+    assert 0.010 <= near < 0.030 <= far
+
+
+def test_links_cannot_be_late_without_ports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = Path(relay.__file__).read_text()
+    (tmp_path / "relay.py").write_text(text.replace("/dev/net/tun", "/dev/net/none"))
+    monkeypatch.setattr(relay, "__file__", str(tmp_path / "relay.py"))
+    with pytest.raises(ConfigError, match=r"latency_ms.*2\.0.*no ports.*/dev/net/none.*`tun`"):
+        play("told", tmp_path, late(TWO))
+    assert own_labs() == []
 
 
 def test_chips_are_as_slow_as_asked_and_as_a_fault_makes_them(tmp_path: Path) -> None:
@@ -96,10 +116,12 @@ def test_a_cut_link_is_silent_until_it_is_mended(tmp_path: Path) -> None:
 
 
 def test_a_dead_host_says_nothing_and_its_rank_has_not_failed(tmp_path: Path) -> None:
+    """Nor do packets that are still on their way to it end the link."""
     (tmp_path / "alone").touch()
     outcome = play(
         "echo",
         tmp_path,
+        late(TWO),
         faults=["step=1 kill host=h2"],
         grace_s=30,
         say=when("fault", tmp_path / "told"),

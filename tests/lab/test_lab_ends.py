@@ -23,6 +23,7 @@ CLUSTER = """\
 hosts:
   - {name: h1, chips: [{kind: big, speed: 0.5}]}
   - {name: h2, chips: [{kind: small, speed: 0.4, memory_gib: 0.2}]}
+links: {between: {latency_ms: 1}}
 """
 
 
@@ -58,10 +59,17 @@ def processes(folder: Path) -> list[int]:
     return [pid for rank in (0, 1) for pid in written(folder, rank).values()]
 
 
+def relay_of(process: subprocess.Popen[bytes], folder: Path) -> int:
+    """What carries frames over late links."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (relay,) = {int(pid) for pid in children} - set(processes(folder))
+    return relay
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_lab_that_is_asked_to_stop_asks_its_ranks(number: signal.Signals, tmp_path: Path) -> None:
     with lab_of_two(tmp_path) as process:
-        pids = processes(tmp_path)
+        pids = [*processes(tmp_path), relay_of(process, tmp_path)]
         process.send_signal(number)
         assert process.wait(TIMEOUT_S) == 0
     assert [written(tmp_path, rank) for rank in (0, 1)] == ["asked", "asked"]
@@ -78,7 +86,7 @@ def test_a_killed_lab_takes_its_ranks_along_and_clean_removes_the_rest(
     (tmp_path / "checkpoints").mkdir(mode=0o750)
     (tmp_path / "checkpoints/old").write_text("old")
     with lab_of_two(tmp_path, "--fault", "at=10min disk full") as process:
-        pids = processes(tmp_path)
+        pids = [*processes(tmp_path), relay_of(process, tmp_path)]
         assert run(["lab", "clean"]) == 0
         assert f"left alone, as it still runs: lab of process {process.pid}: " in (
             capsys.readouterr().out

@@ -2,16 +2,22 @@
 
     host --inside-- switch of its node --between-- switch that joins the nodes
 
-Every link is a pair of virtual Ethernet ports; ``tc tbf`` at both ends limits each way. Switches
-are bridges in one more namespace, so that nothing of the machine's own network is touched.
+Every link is a pair of virtual Ethernet ports; ``tc tbf`` at both ends limits each way. On a link
+that is late the ends are ports of a program that carries frames between them. Switches are bridges
+in one more namespace, so that nothing of the machine's own network is touched.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from weft.cluster.cluster_file import ClusterFile, LinkEntry
-from weft.config.errors import ConfigError, RunError
+from weft.config.errors import ConfigError
+from weft.lab import relay
 from weft.lab.identity import Identity
 from weft.lab.tools import batch, call
 
@@ -38,20 +44,27 @@ def _ethernet(host: int) -> str:
     return f"02:00:00:00:{host // 250:02x}:{host % 250 + 1:02x}"
 
 
-def _pair(one: str, other: str) -> str:
-    return f"link add {one} mtu {_PACKET} type veth peer name {other} mtu {_PACKET}"
-
-
 def shaping(port: str, link: LinkEntry) -> list[str]:
     """``tc`` commands for what leaves a port."""
-    delay = f"root handle 1: netem delay {link.latency_ms}ms limit 100000"
-    lines = [f"qdisc add dev {port} {delay}"] if link.latency_ms else []
-    if link.gbit is not None:
-        burst = max(_LEAST_BURST, int(link.gbit * 1e9 / 8 * _BURST_S))
-        limits = f"rate {link.gbit * 1e6:.0f}kbit burst {burst} latency {_QUEUE_MS}ms"
-        parent = "parent 1:1 handle 10:" if link.latency_ms else "root"
-        lines.append(f"qdisc add dev {port} {parent} tbf {limits}")
-    return lines
+    if link.gbit is None:
+        return []
+    burst = max(_LEAST_BURST, int(link.gbit * 1e9 / 8 * _BURST_S))
+    limits = f"rate {link.gbit * 1e6:.0f}kbit burst {burst} latency {_QUEUE_MS}ms"
+    return [f"qdisc add dev {port} root tbf {limits}"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Joint:
+    """A link and its two ends, each a port in a namespace."""
+
+    link: LinkEntry
+    one: tuple[str, str]
+    other: tuple[str, str]
+
+    @property
+    def late_s(self) -> float:
+        """Half of what the file says: every way goes over two links of a class."""
+        return self.link.latency_ms / 2e3
 
 
 class Network:
@@ -63,12 +76,13 @@ class Network:
         self.hosts = tuple(f"{identity.name}-{host.name}" for host in cluster.hosts)
         """Names of the hosts' namespaces."""
         self._made: list[str] = []
+        self._relay: subprocess.Popen[str] | None = None
 
     def build(self) -> None:
         """Make everything.
 
         Raises:
-            ConfigError: a namespace of the same name exists, or the kernel cannot delay packets.
+            ConfigError: a namespace of the same name exists, or links cannot be late here.
             RunError: the kernel refused.
         """
         wanted = [self._switch, *self.hosts]
@@ -81,48 +95,76 @@ class Network:
             call(["ip", "netns", "add", name])
             self._made.append(name)
             batch("ip", name, ["link set lo up"])
-        self._refuse_delays()
         nodes = self._cluster.nodes
         if len(nodes) > 1:
             batch("ip", self._switch, ["link add spine type bridge", "link set spine up"])
-        for number, hosts in enumerate(nodes):
-            self._build_node(number, hosts, has_uplink=len(nodes) > 1)
+        bridges = [f"node{number}" for number in range(len(nodes))]
+        for bridge in bridges:
+            batch("ip", self._switch, [f"link add {bridge} type bridge", f"link set {bridge} up"])
+        self._join(list(self._joints()))
+        for bridge, hosts in zip(bridges, nodes, strict=True):
+            self._raise(bridge, hosts, has_uplink=len(nodes) > 1)
 
-    def _build_node(self, number: int, hosts: Sequence[int], *, has_uplink: bool) -> None:
-        bridge, links = f"node{number}", self._cluster.links
-        batch("ip", self._switch, [f"link add {bridge} type bridge", f"link set {bridge} up"])
-        for host in hosts:
-            port, name = f"host{host}", self.hosts[host]
-            pair = _pair(port, PORT) + f" netns {name}"
-            joined = [f"link set {port} master {bridge}", f"link set {port} up"]
-            batch("ip", self._switch, [pair, *joined])
-            addressed = f"address add {host_address(host)}/16 dev {PORT}"
-            ethernet = f"link set {PORT} address {_ethernet(host)}"
-            batch("ip", name, [ethernet, addressed, f"link set {PORT} up"])
-            batch("tc", self._switch, shaping(port, links.inside))
-            batch("tc", name, shaping(PORT, links.inside))
+    def _joints(self) -> Iterator[_Joint]:
+        """Every link."""
+        links, nodes = self._cluster.links, self._cluster.nodes
+        for host, name in enumerate(self.hosts):
+            yield _Joint(links.inside, (self._switch, f"host{host}"), (name, PORT))
+        for number in range(len(nodes) if len(nodes) > 1 else 0):
+            up, down = ((self._switch, f"{end}{number}") for end in ("up", "down"))
+            yield _Joint(links.between, up, down)
+
+    def _join(self, joints: Sequence[_Joint]) -> None:
+        """Make the ports of all links, and limit their rates."""
+        if late := [joint for joint in joints if joint.late_s]:
+            self._relay = self._begin_relay(late)
+        for joint in joints:
+            (space, port), (other_space, other) = joint.one, joint.other
+            if not joint.late_s:
+                ends = f"{port} type veth peer name {other} netns {other_space}"
+                batch("ip", space, [f"link add {ends}"])
+            for where, name in (joint.one, joint.other):
+                batch("ip", where, [f"link set {name} mtu {_PACKET}"])
+                batch("tc", where, shaping(name, joint.link))
+
+    def _raise(self, bridge: str, hosts: Sequence[int], *, has_uplink: bool) -> None:
+        """Plug the links of a node in."""
+        plugged = {f"host{host}": bridge for host in hosts}
         if has_uplink:
-            up, down = f"up{number}", f"down{number}"
-            pair = _pair(up, down)
-            ends = [f"link set {up} master {bridge}", f"link set {down} master spine"]
-            raised = [f"link set {up} up", f"link set {down} up"]
-            batch("ip", self._switch, [pair, *ends, *raised])
-            batch("tc", self._switch, shaping(up, links.between) + shaping(down, links.between))
+            number = bridge.removeprefix("node")
+            plugged |= {f"up{number}": bridge, f"down{number}": "spine"}
+        for port, master in plugged.items():
+            raised = [f"link set {port} master {master}", f"link set {port} up"]
+            batch("ip", self._switch, raised)
+        for host in hosts:
+            ethernet = f"link set {PORT} address {_ethernet(host)}"
+            addressed = f"address add {host_address(host)}/16 dev {PORT}"
+            batch("ip", self.hosts[host], [ethernet, addressed, f"link set {PORT} up"])
 
-    def _refuse_delays(self) -> None:
-        links = self._cluster.links
-        late = [name for name, link in links if link.latency_ms]
-        if not late:
-            return
-        try:
-            batch("tc", self._switch, ["qdisc add dev lo root netem delay 1ms"])
-        except RunError as error:
-            key = f"links.{late[0]}.latency_ms"
-            hint = "Load it with `modprobe sch_netem`, or leave latency_ms out."
-            expected = "0, as this kernel lacks netem, which delays packets"
-            latency = vars(links)[late[0]].latency_ms
-            raise ConfigError(key, latency, expected, hint) from error
-        batch("tc", self._switch, ["qdisc del dev lo root"])
+    def _begin_relay(self, late: Sequence[_Joint]) -> subprocess.Popen[str]:
+        """Start the program that carries frames over links that are late, and wait for its ports.
+
+        Raises:
+            ConfigError: this machine has no such ports.
+        """
+        links = json.dumps([[joint.late_s, joint.one, joint.other] for joint in late])
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", relay.__file__, links],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != relay.READY:
+            process.kill()
+            said = process.communicate()[1].strip().splitlines()
+            key, link = next((k, v) for k, v in self._cluster.links if v.latency_ms)
+            expected = f"0, as this machine has no ports for late links: {said[-1] if said else ''}"
+            hint = "Load the kernel's module `tun`, or leave latency_ms out."
+            raise ConfigError(f"links.{key}.latency_ms", link.latency_ms, expected, hint)
+        return process
 
     def cut(self, one: int, other: int, *, mend: bool = False) -> None:
         """What two hosts send each other is lost, without a word to either; mended, no longer."""
@@ -137,6 +179,9 @@ class Network:
 
     def remove(self) -> None:
         """Delete what ``build`` made, as far as it got."""
+        if self._relay is not None:
+            self._relay.kill()
+            self._relay.communicate()
         remove_namespaces(self._made)
 
 
