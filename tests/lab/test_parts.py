@@ -127,9 +127,9 @@ def test_names_say_whose_they_are() -> None:
 def test_shaping() -> None:
     """A burst of a millisecond or a packet."""
     assert shaping("p", LinkEntry()) == []
-    one = "tbf rate 1000000kbit burst 125000 latency 100ms"
-    ten = "tbf rate 10000000kbit burst 1250000 latency 100ms"
-    slow = "tbf rate 10000kbit burst 4096 latency 100ms"
+    one = "tbf rate 1000000kbit burst 125000 limit 8388608"
+    ten = "tbf rate 10000000kbit burst 1250000 limit 8388608"
+    slow = "tbf rate 10000kbit burst 4096 limit 8388608"
     assert shaping("p", LinkEntry(gbit=0.01)) == [f"qdisc add dev p root {slow}"]
     assert shaping("p", LinkEntry(gbit=1)) == [f"qdisc add dev p root {one}"]
     assert shaping("p", LinkEntry(gbit=10, latency_ms=2)) == [f"qdisc add dev p root {ten}"]
