@@ -28,6 +28,7 @@ def drawn(seed: int, *, positions: int, most: int, shapes: tuple[str, ...] = SHA
         BorderTimes(
             transfer_s=rng.choice([0, rng.randint(0, 40)]),
             latency_s=rng.choice([0, rng.randint(0, 40)]),
+            is_shared=rng.random() < 0.5,
         )
         for _ in plan.stages[1:]
     ]

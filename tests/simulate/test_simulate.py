@@ -77,6 +77,8 @@ class Clock:
         self.there[action] = now
         if self.position_of[target] != self.position_of[action.stage]:
             border, wire = self.borders[min(target, action.stage)], (action.stage, target)
+            if border.is_shared:  # one way out of the position, for what goes on and what goes back
+                wire = (self.position_of[action.stage], -1)
             self.wire_free[wire] = max(now, self.wire_free.get(wire, 0)) + int(border.transfer_s)
             self.there[action] = self.wire_free[wire] + int(border.latency_s)
 
@@ -96,7 +98,11 @@ def test_matches_a_ticking_clock(name: ScheduleName, seed: int) -> None:
         for _ in plan.stages
     ]
     borders = [
-        BorderTimes(transfer_s=rng.randint(0, 12), latency_s=rng.randint(0, 5))
+        BorderTimes(
+            transfer_s=rng.randint(0, 12),
+            latency_s=rng.randint(0, 5),
+            is_shared=rng.random() < 0.5,
+        )
         for _ in plan.stages[1:]
     ]
     schedule = schedule_of(plan)

@@ -173,7 +173,7 @@ def border_times(
     """Of a microbatch of so many bytes from the first side to the second, or back.
 
     Every rank of the smaller side carries its part. Between sites all goes one way, which
-    so many borders are ``shared_by``.
+    so many borders are ``shared_by``. What goes to other nodes, on or back, leaves by one port.
     """
     carried, here = num_bytes / min(num_ranks), fabrics[0]
     if reach == "sites":
@@ -181,7 +181,7 @@ def border_times(
         latency_s = max(side.site_latency_s for side in fabrics)
         return BorderTimes(transfer_s=num_bytes * shared_by / rate, latency_s=latency_s)
     if reach == "node":
-        rate, latency_s = min(side.inside_bytes_s for side in fabrics), here.inside_latency_s
-    else:
-        rate, latency_s = min(side.across_bytes_s for side in fabrics), here.across_latency_s
-    return BorderTimes(transfer_s=carried / rate, latency_s=latency_s)
+        rate = min(side.inside_bytes_s for side in fabrics)
+        return BorderTimes(transfer_s=carried / rate, latency_s=here.inside_latency_s)
+    transfer_s = carried / min(side.across_bytes_s for side in fabrics)
+    return BorderTimes(transfer_s=transfer_s, latency_s=here.across_latency_s, is_shared=True)

@@ -64,11 +64,13 @@ def longest(every: Sequence[StageTimes]) -> StageTimes:
 class BorderTimes:
     """Seconds that the border between two stages takes for one full microbatch, either way.
 
-    Each way has a wire of its own, which carries one message after another. Nobody computes
-    slower while it does.
+    A wire carries one message after another. Nobody computes slower while it does.
     """
 
     transfer_s: float = 0.0
     """How long a message occupies the wire."""
     latency_s: float = 0.0
     """How much later it is there. Other messages may leave meanwhile."""
+    is_shared: bool = False
+    """What leaves a position over it does so by the one wire of all such borders, as over the port
+    of a node; off: each way of each border has a wire of its own."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 
@@ -41,6 +41,8 @@ class Tape:
     """The rows of the first stage's backwards, without weight gradients."""
     rows: array[int]
     """The row of each action."""
+    leaves: dict[int, int] = field(default_factory=dict, kw_only=True)
+    """The position that each wire leaves."""
 
     def play(
         self, stages: Sequence[StageTimes], borders: Sequence[BorderTimes], sizes: Sequence[float]
@@ -50,7 +52,8 @@ class Tape:
         ``sizes``: the unlike sizes of microbatches, 1 for a full one, that the codes refer to.
         """
         takes, carry, late = _durations(stages, borders, sizes, self.num_chained)
-        free, sent = [0.0] * self.num_positions, [0.0] * (2 * len(borders))
+        free, ports = [0.0] * self.num_positions, self._ports(borders)
+        sent = [0.0] * (self.num_positions + 2 * len(borders))
         began: list[float] = []
         ended: list[float] = []
         arrived: list[float] = []
@@ -62,9 +65,10 @@ class Tape:
             began.append(start)
             ended.append(end)
             if wire >= 0:
-                leaves = sent[wire] if sent[wire] > end else end
-                sent[wire] = leaves + carry[code]
-                end = sent[wire] + late[code]
+                port = ports[wire]
+                leaves = sent[port] if sent[port] > end else end
+                sent[port] = leaves + carry[code]
+                end = sent[port] + late[code]
             arrived.append(end)
         return began, ended
 
@@ -73,7 +77,8 @@ class Tape:
     ) -> float:
         """When the last action of ``play`` has ended, computed faster than all ends."""
         takes, carry, late = _durations(stages, borders, sizes, self.num_chained)
-        free, sent = [0.0] * self.num_positions, [0.0] * (2 * len(borders))
+        free, ports = [0.0] * self.num_positions, self._ports(borders)
+        sent = [0.0] * (self.num_positions + 2 * len(borders))
         arrived: list[float] = []
         note = arrived.append
         for place, code, before, wire in self._rows():
@@ -83,9 +88,10 @@ class Tape:
             end = start + takes[code]
             free[place] = end
             if wire >= 0:
-                leaves = sent[wire]
+                port = ports[wire]
+                leaves = sent[port]
                 leaves = (leaves if leaves > end else end) + carry[code]
-                sent[wire] = leaves
+                sent[port] = leaves
                 end = leaves + late[code]
             note(end)
         return max(free)
@@ -96,7 +102,17 @@ class Tape:
         self.code.append(code)
         self.before.append(before)
         self.wire.append(wire)
+        if wire >= 0:
+            self.leaves[wire] = position
         return len(self.position) - 1
+
+    def _ports(self, borders: Sequence[BorderTimes]) -> list[int]:
+        """For each wire, where it is busy: its position's port, or by itself."""
+        ports = list(range(self.num_positions, self.num_positions + 2 * len(borders)))
+        for wire, position in self.leaves.items():
+            if borders[wire // 2].is_shared:
+                ports[wire] = position
+        return ports
 
     def _rows(self) -> Iterable[tuple[int, int, int, int]]:
         return zip(self.position, self.code, self.before, self.wire, strict=True)

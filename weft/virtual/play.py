@@ -124,8 +124,10 @@ def _links(virtual: VirtualCluster, slower: float, shrink: float) -> Links:
     for pipeline in virtual.plan.pipelines:
         for number in range(len(pipeline.stages) - 1):
             border = virtual.border(pipeline, number)
-            slow = BorderTimes(
-                transfer_s=border.transfer_s * slower, latency_s=border.latency_s * slower
+            slow = replace(
+                border,
+                transfer_s=border.transfer_s * slower,
+                latency_s=border.latency_s * slower,
             )
             borders[channel(pipeline, number, "F")] = slow
             borders[channel(pipeline, number, "B")] = slow

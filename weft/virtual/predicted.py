@@ -189,7 +189,7 @@ class VirtualCluster:
             border_bytes(one.precision, *sizes, cast=one.border),
             (len(one.mesh.ranks), len(other.mesh.ranks)),
             (fabric, fabric),
-            reach="node",
+            reach="across",
         )
 
     def gradient_bytes(self) -> list[int]:

@@ -179,8 +179,9 @@ class Links:
 class VirtualComm(Comm):
     """Real messages that count as arrived only when the modelled links have carried them.
 
-    A message says when it left; a collective begins when its last rank has called it, and a rank's
-    links carry one collective after another. These times take the place of the first numbers sent.
+    A message says when it has left; a collective begins when its last rank has called it, and a
+    rank's links carry one collective after another. These times take the place of the first numbers
+    sent.
     """
 
     def __init__(self, comm: Comm, links: Links) -> None:
@@ -189,14 +190,16 @@ class VirtualComm(Comm):
         self._carried_at = 0.0
         self._traded_at = self._returned_at = 0.0
         """Between domains, and inside after that: threads of their own play these."""
-        self._wires_free_at: dict[tuple[Channel, int], float] = {}
+        self._wires_free_at: dict[Channel | None, float] = {}
+        """None: of the one that borders share."""
         self.carried_s: defaultdict[str, float] = defaultdict(float)
         """How long this rank's links were busy with collectives, by name."""
         self.waited_s: defaultdict[str, float] = defaultdict(float)
         """How long this rank waited for them."""
 
     def send(self, parts: Parts, *, channel: Channel, name: str) -> Finish:
-        stamped = [(dst, torch.full_like(part, now())) for dst, part in parts]
+        left = self._leaves(channel)
+        stamped = [(dst, torch.full_like(part, left)) for dst, part in parts]
         done = super().send(stamped, channel=channel, name=name)
 
         def finish() -> None:
@@ -210,18 +213,18 @@ class VirtualComm(Comm):
 
         def finish() -> None:
             arrived()
-            sleep_until(
-                max((self._arrival(channel, src, part) for src, part in parts), default=0.0)
-            )
+            left = max((float(part.flatten()[0]) for _, part in parts), default=0.0)
+            sleep_until(left + self._modelled.borders[channel].latency_s)
 
         return finish
 
-    def _arrival(self, channel: Channel, src: int, part: Tensor) -> float:
-        """A wire carries one message after another, in the order in which they were sent."""
+    def _leaves(self, channel: Channel) -> float:
+        """When a message that is sent now has left: a wire carries one after another."""
         border = self._modelled.borders[channel]
-        leaves = max(float(part.flatten()[0]), self._wires_free_at.get((channel, src), 0.0))
-        self._wires_free_at[channel, src] = leaves + border.transfer_s
-        return leaves + border.transfer_s + border.latency_s
+        wire = None if border.is_shared else channel
+        left = max(now(), self._wires_free_at.get(wire, 0.0)) + border.transfer_s
+        self._wires_free_at[wire] = left
+        return left
 
     def all_reduce(
         self,

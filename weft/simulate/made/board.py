@@ -62,6 +62,7 @@ class Shop:
             near=near,
             carry=[[hop.transfer_s * size for size in sizes] for hop in hops],
             late=[hop.latency_s for hop in hops],
+            is_shared=[hop.is_shared for hop in hops],
             rest=bounds.rest(),
             head=bounds.head(),
             back=bounds.back(),
@@ -128,6 +129,8 @@ class Tables:
     carry: list[list[float]]
     """By border: how long a full microbatch, and the last, occupy the wire."""
     late: list[float]
+    is_shared: list[bool]
+    """By border: what leaves a position over it waits for what does so over others."""
     rest: list[float]
     """By position, all that it does."""
     head: list[float]
@@ -157,7 +160,8 @@ class Board:
         self.free = [0.0] * len(t.positions)
         self.held = [0] * len(t.positions)
         self.rest = list(t.rest)
-        self.sent = [0.0] * (2 * num_stages)
+        self.sent = [0.0] * (2 * num_stages + len(t.positions))
+        """When wires are free: of forwards and backwards of each stage, then of each position."""
         self.done = [(0, 0, 0)] * num_stages
         """By stage, forwards, backwards and weight gradients that were begun."""
         self.waiting: list[tuple[float, ...]] = [()] * (2 * num_stages)
@@ -207,8 +211,9 @@ class Board:
             border = min(stage, to)
             if not t.near[border]:
                 self.sent = self.sent.copy()
-                leaves = max(end, self.sent[queue]) + t.carry[border][is_last]
-                self.sent[queue] = leaves
+                wire = 2 * len(t.takes) + t.place[stage] if t.is_shared[border] else queue
+                leaves = max(end, self.sent[wire]) + t.carry[border][is_last]
+                self.sent[wire] = leaves
                 end = leaves + t.late[border]
         self.waiting[target] = (*self.waiting[target], end)
         self.choices[t.place[to]] = None
