@@ -41,7 +41,7 @@ def test_ways_there_and_back_are_sums_by_token() -> None:
 
 
 def test_tokens_of_each_expert_are_counted() -> None:
-    layer = Experts(2, 4, ExpertsSpec(count=3, top_k=2), seq_len=3)
+    layer = Experts(2, 4, ExpertsSpec(count=3, top_k=2))
     for param in layer.parameters():
         torch.nn.init.zeros_(param)
     layer.router.weight.data = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])

@@ -38,7 +38,7 @@ PARTS = [AXIS.part(Dim(name="experts", size=EXPERTS), RANKS, rank) for rank in r
 def whole() -> tuple[Experts, Tensor, Tensor]:
     """All experts, all tokens, and the gradient of the result."""
     torch.manual_seed(3)
-    experts = Experts(D_MODEL, D_FF, ExpertsSpec(count=EXPERTS, top_k=TOP_K), seq_len=1).double()
+    experts = Experts(D_MODEL, D_FF, ExpertsSpec(count=EXPERTS, top_k=TOP_K)).double()
     for param in experts.parameters():
         torch.nn.init.normal_(param)
     experts.router.weight.data[LEAST_LIKED] = 0

@@ -63,13 +63,15 @@ class DecoderSpec(ModelSpec):
         return None if self.experts is None or layer < self.experts.dense_layers else self.experts
 
     def reduced(self) -> Self:
-        d_head, low, experts = 4, self.latent, self.experts
+        d_head, seq_len, low, experts = 4, 32, self.latent, self.experts
         if low is not None:
             d_head = 6
             low = replace(low, kv_rank=6, q_rank=5 if low.q_rank else 0, d_rope=4, d_value=3)
         if experts is not None:
             dense, width = min(experts.dense_layers, 1), 8 if experts.d_ff else 0
             experts = replace(experts, dense_layers=dense, d_ff=width)
+            while experts.room(seq_len) == 0:
+                seq_len *= 2
         return replace(
             self,
             latent=low,
@@ -79,7 +81,7 @@ class DecoderSpec(ModelSpec):
             d_head=d_head,
             num_layers=min(self.num_layers, 4),
             vocab_size=97,
-            seq_len=32,
+            seq_len=seq_len,
         )
 
     @classmethod

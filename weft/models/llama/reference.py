@@ -81,10 +81,13 @@ def _mixture(y: Tensor, own: Params, spec: DecoderSpec) -> tuple[Tensor, Tensor,
     seq = y.shape[1]
     least = wanted.sort(-1, descending=True).values[..., experts.top_k - 1 : experts.top_k]
     even = experts.top_k * spec.seq_len / experts.count
-    if experts.choice == "experts":  # so many tokens of every sample each
+    is_chosen = is_kept = wanted >= least
+    if experts.choice == "experts":  # so many tokens of every sample each, of equal ones the first
+        places = torch.arange(seq)[:, None] / (2 * seq)
+        wanted = torch.floor(wanted * 2**20 + 0.5) - places
         taken = min(math.floor(even), seq)
         least = wanted.sort(1, descending=True).values[:, taken - 1 : taken]
-    is_chosen = is_kept = wanted >= least
+        is_chosen = is_kept = wanted >= least
     shares = scores * is_chosen
     if experts.normed:
         shares = shares / shares.sum(-1, keepdim=True).clamp(min=1e-300)

@@ -14,6 +14,9 @@ from torch import Tensor
 from weft.nn.experts.gates import Routed, divided
 from weft.plan.model import ExpertsSpec
 
+STEPS = 2**20
+"""Of scores from 0 to 1: experts that choose tell no less apart."""
+
 
 class Pairs(NamedTuple):
     """In the order of ``n`` tokens. There may be any number of one token."""
@@ -57,8 +60,10 @@ def earliest(chosen: Routed, *, samples: int, room: int, experts_in_all: int) ->
 
 def of_experts(scores: Tensor, spec: ExpertsSpec, *, room: int) -> Pairs:
     """Of ``scores`` ``[samples, seq, experts]`` each expert takes the ``room`` greatest of every
-    sample (expert choice, arXiv 2202.09368, with a sample for a batch)."""
-    best = scores.detach().topk(min(room, scores.shape[1]), dim=1).indices
+    sample (expert choice, arXiv 2202.09368, with a sample for a batch). Of those that are equal,
+    but for rounding, it takes the earliest: documents may begin with the same token."""
+    steps = (scores.detach() * STEPS).round()
+    best = steps.sort(dim=1, descending=True, stable=True).indices[:, :room]
     is_chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, best, value=True)
     shares = divided(scores.masked_fill(~is_chosen, 0.0), spec).flatten(0, 1)
     tokens, experts = is_chosen.flatten(0, 1).nonzero(as_tuple=True)

@@ -103,10 +103,11 @@ class Experts(nn.Module):
     tokens: Tensor
     """``[experts]`` int64: how many have gone to each."""
 
-    def __init__(self, d_model: int, d_ff: int, spec: ExpertsSpec, *, seq_len: int) -> None:
-        """``seq_len``: of a whole sample, which limits depend on."""
+    def __init__(self, d_model: int, d_ff: int, spec: ExpertsSpec, *, seq_len: int = 0) -> None:
+        """``seq_len``: of a whole sample, where there are limits, which depend on it."""
         super().__init__()
         self._spec, self._room = spec, spec.room(seq_len)
+        assert self._room != 0, f"{spec} of samples of {seq_len} tokens: no room for one"
         self.router = Gate(d_model, spec)
         self.large_logits = LargeLogits() if spec.z else None
         self.gate = Expert(spec.count, d_model, d_ff)
