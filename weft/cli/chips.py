@@ -11,6 +11,7 @@ import typer
 
 from weft.cli.output import COLUMNS, err, out, print_json, print_table, warn
 from weft.cli.target import Json, file_to_write
+from weft.cli.topology import topology
 from weft.cluster.cluster import HOST, Chip, catalogue
 from weft.config.errors import ConfigError
 from weft.cost.profile import Corrections, Profile
@@ -155,6 +156,9 @@ def calibrate(
         print_json({"file": str(path), **asdict(found.errors), **asdict(found.after.corrections)})
         return
     out.print(*found.in_words(), f"saved: {path}", sep="\n")
+
+
+app.command("topology")(topology)
 
 
 def _show(*, json: bool) -> None:

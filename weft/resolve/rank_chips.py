@@ -14,9 +14,11 @@ from pathlib import Path
 
 from weft.cluster.cluster import HOST, Chip, Node
 from weft.cluster.cluster_file import ClusterFile, Core, lab_view, read_view
+from weft.cluster.topology import between_machines, saved_links, topology_folder
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.cost.profile import Profile
+from weft.cost.profile_file import profiles_folder
 from weft.cost.timing import Hardware
 from weft.platform.registry import PLATFORMS
 from weft.simulate.known import knowledge_of, knowledge_of_local, local_profile, local_view
@@ -76,12 +78,12 @@ def chips_of_machines(machines: Sequence[Machine]) -> RankChips:
         for number, part in enumerate(parts)
         for pool in part.view.pools
     ]
+    late, rate, network = _between([machine.node.host for machine in machines])
     hardware = {
-        name: _over_network(hardware)
+        name: _over_network(hardware, late, rate)
         for part in parts
         for name, hardware in part.knowledge.hardware.items()
     }
-    network = f"a guess of {GUESSED_NETWORK_GBIT:g} Gbit/s between machines"
     return RankChips(
         view=ClusterView(tuple(_merged(pools))),
         knowledge=replace(parts[0].knowledge, hardware=hardware),
@@ -148,12 +150,20 @@ def _different_names(view: ClusterView) -> ClusterView:
     return ClusterView(tuple(pools))
 
 
-def _over_network(hardware: Hardware) -> Hardware:
-    fabric = replace(
-        hardware.fabric,
-        across_bytes_s=GUESSED_NETWORK_GBIT / 8 * 1e9,
-        across_latency_s=GUESSED_NETWORK_LATENCY_S,
-    )
+def _between(hosts: Sequence[str]) -> tuple[float, float, str]:
+    """Seconds that a message between these machines is late, bytes a second, and how that is
+    known."""
+    links = saved_links(topology_folder(profiles_folder()), hosts)
+    found = None if links is None else between_machines(links)
+    if links is None or found is None:
+        guess = f"a guess of {GUESSED_NETWORK_GBIT:g} Gbit/s between machines"
+        return GUESSED_NETWORK_LATENCY_S, GUESSED_NETWORK_GBIT / 8 * 1e9, guess
+    late, rate = found
+    return late, rate, f"{rate * 8e-9:.3g} Gbit/s between machines, measured {links.date}"
+
+
+def _over_network(hardware: Hardware, late_s: float, bytes_s: float) -> Hardware:
+    fabric = replace(hardware.fabric, across_bytes_s=bytes_s, across_latency_s=late_s)
     return replace(hardware, fabric=fabric)
 
 
