@@ -82,6 +82,11 @@ FEATURES = (
         "{ep: 2, zero: 1}, {ep: 4, tp: 2}",
         ("model.size=debug-moe-2m",),
     ),
+    Feature(
+        "the same, in pieces, uneven, and cast",
+        "{ep: 2, expert_pieces: 2, expert_shares: [3, 1]}, {ep: 4, expert_cast: fp8}",
+        ("model.size=debug-moe-2m",),
+    ),
     Feature("both, axes in another order", "{dp: 2, tp: 2, order: [tp, dp]}, {dp: 4}"),
     Feature("unlike pipelines side by side", UNLIKE),
     Feature("tied embedding", "{}, {}", ("model.family=gpt2", "model.num_layers=3")),
@@ -143,6 +148,11 @@ REFUSALS = (
         ("plan.stages=[{cp: 3}]",), "plan.stages[0].cp", "six parts of 128 tokens are not equal"
     ),
     Refusal(("plan.stages=[{ep: 2}]",), "plan.stages[0].ep", "the model has no experts"),
+    Refusal(
+        ("model.size=debug-moe-2m", "plan.stages=[{ep: 2, expert_shares: [20, 1]}]"),
+        "plan.stages[0].expert_shares",
+        "one twenty-first of eight experts is none",
+    ),
     Refusal(
         ("model.experts={count: 4, top_k: 2, capacity: 1.25}", "plan.stages=[{cp: 2}]"),
         "plan.stages[0].cp",

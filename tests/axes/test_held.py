@@ -5,7 +5,7 @@ divides the same dimension once more.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from math import prod
 
@@ -31,7 +31,9 @@ class Toy(Axis):
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.name in self._dims
 
-    def part(self, dim: Dim, ways: int, position: int) -> tuple[range, ...]:
+    def part(
+        self, dim: Dim, ways: int, position: int, _shares: Sequence[int] = ()
+    ) -> tuple[range, ...]:
         return (consecutive(dim, ways, position),)
 
     def allows(self, dims: Iterable[Dim], ways: int) -> bool:
@@ -45,7 +47,9 @@ class Zigzag(Toy):
     """The ``n``-th of ``2 * ways`` parts from the start and the ``n``-th from the end: what makes
     the work of causal attention even."""
 
-    def part(self, dim: Dim, ways: int, position: int) -> tuple[range, ...]:
+    def part(
+        self, dim: Dim, ways: int, position: int, _shares: Sequence[int] = ()
+    ) -> tuple[range, ...]:
         ends = (position, 2 * ways - 1 - position)
         found = [consecutive(dim, 2 * ways, n) for n in ends]
         return tuple(part for part in found if part) or (found[0],)

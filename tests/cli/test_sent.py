@@ -48,7 +48,7 @@ COUNTED = {
             "{stages: [{zero: 1, layers: 1}, {zero: 1}]}]"
         ],
         [
-            "plan.stages=[{dp: 2, ep: 2, zero: 3, layers: 2}, {ep: 2, tp: 2}]",
+            "plan.stages=[{dp: 2, ep: 2, zero: 3, layers: 2, expert_cast: fp8}, {ep: 2, tp: 2}]",
             "batch.micro=4",
             "model.experts={count: 4, top_k: 2}",
         ],

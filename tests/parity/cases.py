@@ -63,6 +63,9 @@ class Case:
     """Of stages with context parallelism."""
     expert_ways: int = 0
     """Of stages with expert parallelism."""
+    expert_pieces: int = 1
+    expert_shares: tuple[int, ...] = ()
+    """Of stages with so many places along the axis."""
     scores: Scores = "blocks"
     """Of those where keys go from rank to rank."""
     family: str = "llama"
@@ -106,7 +109,8 @@ class Case:
                 ranks = tuple(self.order[n] if self.order else n for n in places)
                 if self.tp_outer:
                     ranks, sizes = ranks[::-1], dict(reversed(sizes.items()))
-                meshes.append(Mesh.of(ranks, **sizes))
+                shares = self.expert_shares if len(self.expert_shares) == sizes["ep"] else ()
+                meshes.append(replace(Mesh.of(ranks, **sizes), expert_shares=shares))
                 first = places.stop
             if self.schedule in ("zb-v", "dualpipe-v"):
                 meshes += meshes[::-1]
@@ -123,6 +127,7 @@ class Case:
                     pieces=self.pieces if mesh.size("tp") > 1 else 1,
                     head_ways=min(self.head_ways, mesh.size("cp")),
                     expert_ways=self.expert_ways if mesh.size("ep") > 1 else 0,
+                    expert_pieces=self.expert_pieces if mesh.size("ep") > 1 else 1,
                     scores=self.scores if mesh.size("cp") > self.head_ways else "blocks",
                     sample_shares=self.sample_shares[number] if self.sample_shares else (),
                     state_shares=self.state_shares[number] if self.state_shares else (),
@@ -701,17 +706,18 @@ EXPERTS = [
     Case("experts-dp2-ep2-zero2-idle-rank", shares=(7,), dp=((2,),), ep=((2,),), microbatch=4,
          zero=2, experts=_ADDING),
     Case("experts-dp2-ep2-zero3", shares=(6,), dp=((2,),), ep=((2,),), microbatch=6, zero=3,
-         recompute="full", experts=replace(_ADDING, count=7, top_k=3)),
+         recompute="full", expert_shares=(3, 1), experts=replace(_ADDING, count=7, top_k=3)),
     Case("experts-two-by-two-ep4", shares=(6,), dp=((1,),), ep=((4,),), microbatch=4,
-         expert_ways=2, experts=_ADDING),
+         expert_ways=2, expert_pieces=3, recompute="feed_forward", experts=_ADDING),
     Case("experts-ep2-cp2-zero1", shares=(4,), dp=((1,),), ep=((2,),), cp=((2,),), zero=1,
          experts=_SIGMOID),
     Case("experts-ep2-tp2-pp2-zb-h1", shares=(5,), dp=((1, 1),), ep=((2, 2),), tp=((2, 1),),
          layers=((1.5, 2.5),), schedule="zb-h1", microbatch=2, tp_outer=True, experts=_ADDING),
     Case("experts-unlike-ep", shares=(4, 2), dp=((1, 2), (1,)), ep=((2, 1), (3,)), microbatch=4,
-         tp=((1, 2), (1,)), layers=((1, 3), (4,)), zero=2, tied=True, experts=_ADDING),
+         tp=((1, 2), (1,)), layers=((1, 3), (4,)), zero=2, tied=True, expert_shares=(1, 2, 1),
+         experts=_ADDING),
     Case("experts-ep2-zb-v", shares=(6,), dp=((1, 1),), ep=((2, 2),), layers=((1, 1, 1, 1),),
-         schedule="zb-v", tied=True, recompute="attention", experts=_ADDING),
+         schedule="zb-v", tied=True, recompute="attention", expert_pieces=2, experts=_ADDING),
     Case("experts-cp2", shares=(4,), dp=((1,),), cp=((2,),), experts=replace(_SIGMOID, z=0.01)),
 ]  # fmt: skip
 """Loads and large logits add to the loss of every stage; without loads samples may be divided."""

@@ -146,6 +146,11 @@ REFUSED = {
         "pipelines[0].stages[0].expert_ways = 2: expected a divisor of ep (1).",
         lambda p: replace(p, pipelines=(moved(p.pipelines[0], expert_ways=2),)),
     ),
+    "pieces of tokens that stay": (
+        "pipelines[0].stages[0].expert_pieces = 2: expected 1 where ep is 1. They are of tokens on "
+        "their way to experts of other ranks.",
+        lambda p: replace(p, pipelines=(moved(p.pipelines[0], expert_pieces=2),)),
+    ),
     "rows of scores where no keys come": (
         "pipelines[0].stages[0].scores = 'rows': expected \"blocks\" where head_ways is cp. Its "
         "ranks see all keys of their heads: there is nothing that cp hands on.",

@@ -36,14 +36,24 @@ class Axis(ABC):
         """How many those are, of ranks on such machines; 1: it makes no difference who is near."""
         return 1
 
+    def pieces(self, stage: StagePlan) -> int:
+        """In how many pieces a stage asks for what goes along it inside modules."""
+        return stage.pieces
+
     @abstractmethod
     def divides(self, dim: Dim, form: Form) -> bool:
         """Ranks along the axis hold parts of such a dimension."""
 
-    def part(self, dim: Dim, ways: int, position: int) -> tuple[range, ...]:
+    def part(
+        self,
+        dim: Dim,
+        ways: int,
+        position: int,
+        shares: Sequence[int] = (),  # noqa: ARG002
+    ) -> tuple[range, ...]:
         """The elements of a divided dimension that one position holds, in the order in which it
         stores them: one range, or several where an even load needs it. None may be empty but one
-        that is alone."""
+        that is alone. ``shares``: of a mesh, by position."""
         return (consecutive(dim, ways, position),)
 
     @abstractmethod

@@ -49,7 +49,8 @@ def parts_along(
     names = list(axes)
     before = {outer: axes[outer] for outer in names[: names.index(name)]}
     _, left = _along(dim, form, mesh, position, before)
-    return tuple(axes[name].part(left, mesh.size(name), n) for n in range(mesh.size(name)))
+    ways, shares = mesh.size(name), mesh.shares(name)
+    return tuple(axes[name].part(left, ways, n, shares) for n in range(ways))
 
 
 def check_mesh(
@@ -119,7 +120,7 @@ def _along(
     left = dim
     for name, axis in axes.items():
         if mesh.size(name) > 1 and axis.divides(dim, form):
-            part = axis.part(left, mesh.size(name), position[name])
+            part = axis.part(left, mesh.size(name), position[name], mesh.shares(name))
             mine = _inside(mine, part)
             left = _rest_of(left, sum(map(len, mine)))
     return mine, left

@@ -77,6 +77,17 @@ class StageConfig(_StageMesh):
     """How many neighbouring ranks that divide experts exchange tokens among themselves first, and
     then send each such group one message: fewer and longer ones go far. 0: those of one machine,
     where the ranks are on several; 1: each sends to all at once."""
+    expert_pieces: Count = 1
+    """Pieces of each rank's tokens on their way to experts of other ranks and back: experts compute
+    one while others travel. One that every token visits is computed meanwhile too, also with 1."""
+    expert_shares: Shares | None = None
+    """How many of a layer's experts each place along `ep` has, as weights: [3, 1] gives a chip that
+    is three times as fast three times as many. null: as even as they go."""
+    expert_cast: Cast | None = None
+    """Tokens on their way to experts of other ranks and back, and their gradients, are cast to
+    this: fewer bytes, and rounded, so numbers depend on it. null: they travel as they are."""
+    expert_cast_between: Literal["nodes"] | None = None
+    """Only in exchanges among processes on several nodes. null: in all."""
     sample_shares: Shares | None = None
     """What part of the samples of a micro-batch is computed at each place along `dp`, as weights:
     [3, 1] gives the first three times as much, 0 nothing. null: alike."""

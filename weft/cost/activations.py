@@ -163,8 +163,9 @@ def _feed_forward(shape: ModelShape, work: StageWork, *, experts: bool) -> dict[
         many = shape.num_matrices + (work.eager and shape.gated)
         return {"gates": first * width, "hidden": (many - first) * width}
     mixture = shape.experts
-    width = wide * (mixture.top_k * mixture.d_ff + mixture.shared_d_ff) / split
-    copies = wide * mixture.top_k * 2 * shape.d_model
+    visits = mixture.top_k * work.expert_visits
+    width = wide * (visits * mixture.d_ff + mixture.shared_d_ff) / split
+    copies = wide * visits * 2 * shape.d_model
     return {"gates": first * width + copies, "hidden": width}
 
 

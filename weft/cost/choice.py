@@ -31,7 +31,7 @@ from weft.cost.work import (
 )
 from weft.memory.tiers import keeps_apart
 from weft.plan.borders import Layers, Place, in_parts
-from weft.plan.mesh import Mesh
+from weft.plan.mesh import EXPERT_AXIS, Mesh
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan, ZeroLevel
 from weft.precision.registry import PRECISIONS
 from weft.precision.roles import Tier
@@ -206,6 +206,8 @@ def choice_of(
     if stage.sample_shares:
         split = stage.mesh.split_samples(pipeline.microbatch, stage.sample_shares)
         samples = max(map(len, split.values())) if rank is None else len(split[rank])
+    part_of_experts = _expert_part(stage.mesh, rank)
+    mean = pipeline.microbatch / stage.mesh.sample_ways if stage.sample_shares else samples
     return StageChoice(
         work=StageWork(
             layers=stage.layers,
@@ -218,6 +220,12 @@ def choice_of(
             dtype=dtype_of(stage.precision),
             gathers_keys=stage.device != HOST and stage.scores == "blocks",
             head_ways=stage.head_ways,
+            expert_pieces=stage.expert_pieces,
+            experts_at_once=stage.expert_ways == 1,
+            expert_part=part_of_experts,
+            expert_visits=part_of_experts * mean / samples if samples else 1.0,
+            expert_cast=stage.expert_cast,
+            expert_cast_near=not stage.expert_cast_between,
             in_rows=stage.scores == "rows",
             in_chunks=True,
             eager=stage.device == HOST,
@@ -236,6 +244,15 @@ def choice_of(
         brings_params=keeps_apart(stage.param_tier, stage.device),
         by_element=training.by_element,
     )
+
+
+def _expert_part(mesh: Mesh, rank: int | None) -> float:
+    """Experts of a rank beside as many for each; None: of the rank that has most."""
+    shares = mesh.expert_shares
+    if not shares:
+        return 1.0
+    own = max(shares) if rank is None else shares[mesh.coordinate(rank)[EXPERT_AXIS]]
+    return own * len(shares) / sum(shares)
 
 
 def state_parts(plan: Plan) -> dict[tuple[int, int], dict[int, float]]:

@@ -125,7 +125,9 @@ def stage_params(
 def params_of(shape: ModelShape, choice: StageChoice) -> tuple[float, float]:
     """``stage_params`` of what a rank computes."""
     work = choice.work
-    return stage_params(shape, work.layers, work.axes, embeds=work.embeds, predicts=work.predicts)
+    ends = {"embeds": work.embeds, "predicts": work.predicts}
+    dense, experts = stage_params(shape, work.layers, work.axes, **ends)
+    return dense, experts * work.expert_part
 
 
 def trained_params(shape: ModelShape, choice: StageChoice) -> tuple[float, float]:
@@ -262,7 +264,7 @@ def _terms(shape: ModelShape, choice: StageChoice) -> float:
 def gathered_layers(shape: ModelShape, choice: StageChoice, work: StageWork) -> float:
     """Bytes that level 3 holds whole: the layer that computes and the next one."""
     dense, experts = stage_params(shape, work.layers, work.axes, embeds=False, predicts=False)
-    layers = 2 * (dense + experts) / max(work.num_layers, 1)
+    layers = 2 * (dense + experts * work.expert_part) / max(work.num_layers, 1)
     table = shape.table_params / work.share("vocab") * max(work.embeds, work.predicts)
     return choice.state.weight * max(layers, table)
 
@@ -365,7 +367,7 @@ class _Asked:
         much as one another."""
         asked = [self.plan.pipelines[number].stages[stage] for stage in stages]
         ranks = asked[0].mesh.ranks
-        said = any(stage.sample_shares for stage in asked)
+        said = any(stage.is_uneven for stage in asked)
         if not said and not any((number, stage) in self.unlike for stage in stages):
             return [ranks]
         return [(rank,) for rank in ranks]
@@ -388,7 +390,7 @@ class _Asked:
 def fullest(stage: StagePlan, memory: Mapping[int, Memory], room: Callable[[int], float]) -> int:
     """Of a stage's ranks the one whose memory takes the largest part of what it has ``room`` for;
     the first of those alike."""
-    if not (stage.sample_shares or stage.state_shares):
+    if not (stage.is_uneven or stage.state_shares):
         return stage.mesh.ranks[0]
     return max(stage.mesh.ranks, key=lambda rank: memory[rank].total / room(rank))
 

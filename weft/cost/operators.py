@@ -143,18 +143,27 @@ def _expert_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
     assert shape.experts is not None, "a layer of experts in a shape without"
     experts, tokens = shape.experts, work.tokens
     yield Op("router", "matmul", tokens, experts.num_experts, shape.d_model)
-    local = max(experts.num_experts / work.share("experts"), 1.0)
-    visits = tokens * experts.top_k
-    each, gates = visits / local, shape.num_matrices - 1
+    local = max(experts.num_experts / work.share("experts") * work.expert_part, 1.0)
+    visits = tokens * experts.top_k * work.expert_visits
+    many, gates = local * work.expert_pieces, shape.num_matrices - 1
+    each = visits / many
     width = experts.d_ff / work.share("d_ff")
-    yield Op("expert up", "matmul", each, width * gates, shape.d_model, local)
-    yield Op("expert down", "matmul", each, shape.d_model, width, local)
+    yield Op("expert up", "matmul", each, width * gates, shape.d_model, many)
+    yield Op("expert down", "matmul", each, shape.d_model, width, many)
     moved = 2 * visits * (width * shape.num_matrices + 4 * shape.d_model)
     yield Op("activation and permutation", "elementwise", num_bytes=moved)
     if experts.shared_d_ff:
         shared = experts.shared_d_ff / work.share("d_ff")
         yield Op("shared up", "matmul", tokens, shared * gates, shape.d_model)
         yield Op("shared down", "matmul", tokens, shape.d_model, shared)
+
+
+@lru_cache(maxsize=1 << 12)
+def experts_part(shape: ModelShape, work: StageWork) -> float:
+    """Of the products of a layer of experts, those of experts: by their operations."""
+    ops = layer_ops(shape, work, experts=True)
+    own = sum(op.flops for op in ops if op.name.startswith("expert "))
+    return own / sum(op.flops for op in ops)
 
 
 def _residual_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:

@@ -41,6 +41,12 @@ class LayerSend(NamedTuple):
     """Of each token."""
     most_nodes: int = 0
     """That a token crosses to; 0 is as many as it likes."""
+    cast_bytes: float = 0.0
+    """Of what tokens are cast to where they go to other nodes, one copy each; 0: to nothing."""
+    cast_near: bool = False
+    """So they are inside a node."""
+    at_once: bool = False
+    """To all others, and not inside nodes first."""
 
     def seconds(self, fabric: Fabric) -> float:
         """Of all of them, on given links."""
@@ -51,12 +57,27 @@ class LayerSend(NamedTuple):
                 return self.times * fabric.seconds("all_gather", self.num_bytes, self.group)
             case "experts":
                 return self.times * fabric.dispatch_seconds(
-                    self.num_bytes,
+                    self.bytes_of_tokens(inside=True),
                     self.copies,
                     self.group,
                     most_nodes=self.most_nodes,
-                    in_turn=not DIVISIONS[self.axis].borrowed,
+                    in_turn=not (DIVISIONS[self.axis].borrowed or self.at_once),
+                    alone=self.at_once,
+                    far_bytes=self.bytes_of_tokens(inside=False),
                 )
+
+    def bytes_of_tokens(self, *, inside: bool) -> float:
+        """Of tokens to experts as they travel ``inside`` a node, or between nodes."""
+        return self.cast_bytes if self.is_cast(inside=inside) else self.num_bytes
+
+    def piece_of(self, pieces: int) -> LayerSend:
+        """One of so many."""
+        num_bytes, cast_bytes = self.num_bytes / pieces, self.cast_bytes / pieces
+        return self._replace(num_bytes=num_bytes, cast_bytes=cast_bytes)
+
+    def is_cast(self, *, inside: bool) -> bool:
+        """They are cast on such ways."""
+        return self.cast_bytes > 0 and (self.cast_near or not inside)
 
 
 def layer_sends(
@@ -81,8 +102,14 @@ def layer_sends(
             yield from _attention_sends(shape, work, axis, group)
         if "experts" in inner and mixture is not None:
             # Ours go to each who has a part of the expert's channels.
-            tokens = residual / work.share("d_ff") ** DIVISIONS[axis].borrowed
-            yield LayerSend("experts", axis, group, tokens, 2, mixture.top_k, mixture.most_nodes)
+            rows = work.tokens / work.share("d_ff") ** DIVISIONS[axis].borrowed
+            send = LayerSend("experts", axis, group, work.wide * rows * shape.d_model, 2)
+            send = send._replace(copies=mixture.top_k, most_nodes=mixture.most_nodes)
+            send = send._replace(at_once=work.experts_at_once)
+            if work.expert_cast:
+                cast_bytes = CASTS[work.expert_cast].num_bytes(rows * shape.d_model, rows)
+                send = send._replace(cast_bytes=cast_bytes, cast_near=work.expert_cast_near)
+            yield send
 
 
 def _adds_up(mixture: ExpertShape | None, work: StageWork) -> bool:

@@ -77,7 +77,7 @@ def sent_by_plan(
 
     for pipeline in plan.pipelines:
         for number in range(len(pipeline.stages)):
-            for name, ranks, num_bytes in _inside(shape, pipeline, number, seq_len):
+            for name, ranks, num_bytes in _inside(shape, pipeline, number, seq_len, cluster):
                 add(name, ranks, num_bytes)
         for giver, taker in pipeline.borders:
             one, other = pipeline.stages[giver], pipeline.stages[taker]
@@ -93,7 +93,7 @@ def sent_by_plan(
 
 
 def _inside(
-    shape: ModelShape, pipeline: PipelinePlan, number: int, seq_len: int
+    shape: ModelShape, pipeline: PipelinePlan, number: int, seq_len: int, cluster: ClusterView
 ) -> Iterator[tuple[Purpose, Sequence[int], float]]:
     """Of a stage's divided layers and ends, with some ranks that talk so.
 
@@ -109,7 +109,10 @@ def _inside(
     for each, (experts, branch), layers in layers_alike(shape, work):
         for send in layer_sends(shape, each, experts=experts, branch=branch):
             groups, ranks = many // send.group.size, ranks_of(send, stage.mesh)
-            once = layers * groups * (send.group.size - 1) * send.num_bytes * width / work.wide
+            times = layers * groups * (send.group.size - 1)
+            once = times * send.num_bytes * width / work.wide
+            if send.is_cast(inside=cluster.reach(ranks) in ("chip", "node")):
+                once = times * send.cast_bytes
             if send.what == "sums":
                 gathers = 2 * send.times + each.gathers_again(branch)
                 scatters = 2 * send.times + each.scatters_again(branch)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from weft.cost.activations import stage_away
 from weft.cost.choice import ALL, Group, StageChoice
 from weft.cost.memory import trained_params
+from weft.cost.operators import experts_part
 from weft.cost.rates import CostFunction, compute_seconds
 from weft.cost.sends import Inside, layer_sends
 from weft.cost.times import StageTimes
@@ -91,7 +92,7 @@ def stage_times(shape: ModelShape, choice: StageChoice, hardware: Hardware) -> S
     software, slow = hardware.software, hardware.software.slowdown
     computed = compute_seconds(shape, work, hardware.chip)
     sent = back = message_seconds(shape, choice, hardware, 0.0)
-    if choice.pieces > 1:
+    if choice.pieces > 1 or work.expert_pieces > 1:
         layers = compute_seconds(shape, work._replace(embeds=False, predicts=False), hardware.chip)
         sent = message_seconds(shape, choice, hardware, layers.forward_s * slow)
         back = message_seconds(shape, choice, hardware, layers.input_grad_s * slow)
@@ -154,17 +155,18 @@ def message_seconds(
 ) -> float:
     """Of messages inside the layers of one forward that nothing hides.
 
-    ``beside_s``: computing of these layers. Of sums in pieces one piece is waited for, and of the
-    others what takes longer than computing as much.
+    ``beside_s``: computing of these layers. Of sums, or tokens to experts, in pieces one is waited
+    for, and of the others what takes longer than computing as much.
     """
     total = 0.0
     for (experts, branch), number in layers_by_kind(shape, choice.work.layers):
         for send in layer_sends(shape, choice.work, experts=experts, branch=branch):
-            pieces = choice.pieces if send.what == "sums" else 1
-            piece = send._replace(num_bytes=send.num_bytes / pieces) if pieces > 1 else send
+            pieces = {"sums": choice.pieces, "experts": choice.work.expert_pieces}.get(send.what, 1)
+            piece = send.piece_of(pieces) if pieces > 1 else send
             piece_s = piece.seconds(hardware.fabric)
             sent = number * pieces * piece_s
-            hidden = min(number * piece_s, beside_s / pieces) * (pieces - 1)
+            part = experts_part(shape, choice.work) if send.what == "experts" else 1.0
+            hidden = min(number * piece_s, part * beside_s / pieces) * (pieces - 1)
             seen = sent * hardware.software.seen(send.what)
             total += min(seen, sent - hidden) if pieces > 1 else seen
     return total

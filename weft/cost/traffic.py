@@ -109,12 +109,16 @@ class Fabric:
         *,
         most_nodes: int = 0,
         in_turn: bool = False,
+        far_bytes: float | None = None,
+        alone: bool = False,
     ) -> float:
         """Of sending each token to so many of the group's ranks, chosen evenly.
 
         ``most_nodes``: it crosses to so many nodes at most, to each once, and those who take it
         copy it there; 0: to every rank by itself.
         ``num_bytes``: of all tokens, one copy each. ``in_turn``: inside nodes first, then between.
+        ``alone``: each rank sends every other one a message of its own, one after another.
+        ``far_bytes``: of those that go to other nodes, where they have other bytes there.
         """
         if group.size <= 1 or num_bytes <= 0:
             return 0.0
@@ -124,12 +128,16 @@ class Fabric:
         if most_nodes:
             visited = min(nodes * (1 - (1 - 1 / nodes) ** copies), most_nodes)
         inner = num_bytes * copies * (here - 1) / here / self.inside_bytes_s
-        outer = num_bytes * visited * (nodes - 1) / nodes / self.across_bytes_s
+        far = num_bytes if far_bytes is None else far_bytes
+        outer = far * visited * (nodes - 1) / nodes / self.across_bytes_s
         if in_turn and nodes > 1:
             turns = (
                 self.inside_latency_s * ceil(log2(here)),
                 self.across_latency_s * ceil(log2(nodes)),
             )
             return inner + outer + sum(turns)
+        if alone:
+            late = (here - 1) * self.inside_latency_s + (group.size - here) * self.across_latency_s
+            return max(inner / nodes, outer) + late
         latency = self.inside_latency_s if nodes == 1 else self.across_latency_s
         return max(inner, outer) + latency * ceil(log2(group.size))

@@ -140,6 +140,18 @@ class StageWork(NamedTuple):
     gathers_keys: bool = False
     """Attention keeps the keys and values of all ranks that divide the sequence; else they go round
     among those."""
+    expert_part: float = 1.0
+    """Experts that this rank has beside as many for each."""
+    expert_visits: float = 1.0
+    """Tokens that come to them beside as many as this rank's own go to experts."""
+    expert_pieces: int = 1
+    """Of tokens on their way to experts of other ranks: experts compute one after another."""
+    experts_at_once: bool = False
+    """Each rank sends to all others; else inside nodes first."""
+    expert_cast: str = ""
+    """What tokens to experts of other ranks are cast to."""
+    expert_cast_near: bool = True
+    """Also among ranks of one machine."""
     head_ways: int = 1
     """Of those ranks, how many neighbours divide heads in attention among them."""
     in_rows: bool = False

@@ -137,10 +137,14 @@ def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[P
         ConfigError: sites train for themselves, or what is sent is cast: no one process does so;
             or the small model has too few blocks.
     """
-    for key, cast in (("border", next(iter(plan.casts), "")), ("sums", plan.sums)):
+    for key, cast in (
+        ("plan.border", next(iter(plan.casts), "")),
+        ("plan.sums", plan.sums),
+        ("expert_cast", next(iter(plan.expert_casts), "")),
+    ):
         if cast:
             hint = "It rounds what one process does not. Without it the splitting can be checked."
-            raise ConfigError(f"plan.{key}", cast, "null", hint)
+            raise ConfigError(key, cast, "null", hint)
     if plan.sites:
         hint = "What sites give depends on the plan. Without them its splitting can be checked."
         raise ConfigError("sites", len(plan.sites), "null", hint)

@@ -120,7 +120,15 @@ def apply_layout(
 def _group(axis: Axis, rank_plan: RankPlan, comm: Comm) -> AxisGroup:
     stage, ranks = rank_plan.stage_plan, rank_plan.group(axis.name)
     near = axis.near_ways(stage, [comm.members[rank].node for rank in ranks])
-    return AxisGroup(comm, ranks, stage.pieces, near, stage.scores)
+    return AxisGroup(
+        comm,
+        ranks,
+        axis.pieces(stage),
+        near,
+        stage.scores,
+        stage.expert_cast,
+        stage.expert_cast_between,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,10 @@ class AxisGroup:
     """How many neighbours talk among themselves first, or apart."""
     scores: Scores = "blocks"
     """What ranks make of scores where keys go round."""
+    cast: str = ""
+    """What they send one another where experts are is cast to this."""
+    cast_between: str = ""
+    """``nodes``: only among ranks of several machines."""
 
     @property
     def size(self) -> int:

@@ -12,6 +12,7 @@ from weft.plan.tiling import part_of, split_by_weight
 
 AXES = tuple(entry.name for entry in ENTRIES)
 """Outermost first by default; a mesh may name them in another order (placement only)."""
+EXPERT_AXIS = "ep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Mesh:
 
     ranks: tuple[int, ...]
     axes: tuple[tuple[str, int], ...] = ()
+    expert_shares: tuple[int, ...] = ()
+    """Weight of the experts at each place along the axis that divides them; empty: alike."""
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.axes]
@@ -39,6 +42,11 @@ class Mesh:
     def size(self, axis: str) -> int:
         """Ranks along ``axis``; 1 where the mesh does not name it."""
         return dict(self.axes).get(axis, 1)
+
+    def shares(self, axis: str) -> tuple[int, ...]:
+        """Weights of what each place along an axis has of what it divides unlike the rest; empty:
+        alike."""
+        return self.expert_shares if axis == EXPERT_AXIS else ()
 
     @property
     def sample_ways(self) -> int:

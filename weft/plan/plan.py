@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, Literal
 
 from weft.plan.borders import Layers, Place, blocks, crossed, is_place, place
@@ -56,6 +57,15 @@ class StagePlan:
     expert_ways: int = 0
     """How many neighbours that divide experts exchange tokens among themselves first, so that few
     messages go on from there (arXiv 2205.10034); 0: those of one machine, 1: all at once."""
+    expert_pieces: int = 1
+    """Pieces of each rank's tokens on their way to experts elsewhere: experts compute one while
+    others come and go."""
+    expert_cast: str = ""
+    """Tokens on their way to experts elsewhere and back are cast to this, an entry of
+    ``weft.precision.casts``, and all others of the layer with them; empty: they travel as they are.
+    Numbers then depend on which stages ask for it, and on nothing else of the plan."""
+    expert_cast_between: str = ""
+    """``nodes``: only in exchanges among ranks of several machines; empty: in all."""
     sample_shares: tuple[int, ...] = ()
     """Weight of the samples of a microbatch that are computed at each place along the axes that
     divide samples; 0 computes none. Empty: alike."""
@@ -78,6 +88,11 @@ class StagePlan:
     """Half-open range of the vocabulary whose rows of the head this stage has, and no layers. Such
     stages come last, side by side on meshes of the pipeline, and each also has the final norm.
     None everywhere: the last stage has the whole head."""
+
+    @property
+    def is_uneven(self) -> bool:
+        """Its ranks compute unlike parts."""
+        return bool(self.sample_shares or self.mesh.expert_shares)
 
     @property
     def blocks(self) -> range:
@@ -220,9 +235,18 @@ class Plan:
         return found
 
     @property
+    def expert_casts(self) -> dict[str, list[tuple[int, int]]]:
+        """By what tokens to experts are cast to: pipeline and stage."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for p, s, stage in self.stages():
+            if stage.expert_cast:
+                found.setdefault(stage.expert_cast, []).append((p, s))
+        return found
+
+    @property
     def has_unlike_shares(self) -> bool:
         """Ranks of a mesh compute, or keep, unlike parts."""
-        return any(stage.sample_shares or stage.state_shares for _, _, stage in self.stages())
+        return any(stage.is_uneven or stage.state_shares for _, _, stage in self.stages())
 
     @property
     def has_unlike_state(self) -> bool:
@@ -329,16 +353,7 @@ class Plan:
                 if not pipeline[key]:
                     del pipeline[key]
         for stage in chain.from_iterable(each["stages"] for each in data["pipelines"]):
-            stage["layers"] = [*map(place, stage["layers"])]
-            usual: dict[str, object] = {"pieces": 1, "head_ways": 1, "expert_ways": 0}
-            usual["scores"] = "blocks"
-            usual |= {"state_tier": "device", "param_tier": "device"}
-            for key, value in usual.items():
-                if stage[key] == value:
-                    del stage[key]
-            for key in ("sample_shares", "state_shares", "border", "gather", "head_rows"):
-                if not stage[key]:
-                    del stage[key]
+            _leave_out_usual(stage)
         return json.dumps(data, indent=2)
 
     @staticmethod
@@ -354,16 +369,52 @@ class Plan:
         return Plan(pipelines=tuple(pipelines), domains=domains, sites=sites, **data)
 
 
+def _leave_out_usual(stage: dict[str, Any]) -> None:
+    if not stage["mesh"]["expert_shares"]:
+        del stage["mesh"]["expert_shares"]
+    stage["layers"] = [*map(place, stage["layers"])]
+    for key, value in _USUAL.items():
+        if stage[key] == value:
+            del stage[key]
+    for key in _USUALLY_EMPTY:
+        if not stage[key]:
+            del stage[key]
+
+
+_USUAL: Mapping[str, object] = MappingProxyType(
+    {
+        "pieces": 1,
+        "head_ways": 1,
+        "expert_ways": 0,
+        "expert_pieces": 1,
+        "scores": "blocks",
+        "state_tier": "device",
+        "param_tier": "device",
+    }
+)
+"""Of a stage."""
+_USUALLY_EMPTY = (
+    "expert_cast",
+    "expert_cast_between",
+    "sample_shares",
+    "state_shares",
+    "border",
+    "gather",
+    "head_rows",
+)
+"""Of a stage."""
+
+
 def _stage(data: dict[str, Any]) -> StagePlan:
     mesh = data.pop("mesh")
     axes = tuple((str(name), int(size)) for name, size in mesh["axes"])
     first, end = (place(each) if is_place(each) else each for each in data["layers"])
+    experts = tuple(mesh.get("expert_shares", ()))
     shares = {key: tuple(data.get(key, ())) for key in ("sample_shares", "state_shares")}
     if data.get("head_rows"):
         shares["head_rows"] = tuple(data["head_rows"])
-    return StagePlan(
-        **{**data, **shares, "mesh": Mesh(tuple(mesh["ranks"]), axes), "layers": (first, end)}
-    )
+    own = {"mesh": Mesh(tuple(mesh["ranks"]), axes, experts), "layers": (first, end)}
+    return StagePlan(**{**data, **shares, **own})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

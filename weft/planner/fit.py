@@ -175,7 +175,7 @@ def _halved(plan: Plan) -> Plan:
     """Half the samples in each microbatch, as long as every rank and pass has one."""
 
     def half(pipeline: PipelinePlan) -> PipelinePlan:
-        if any(stage.sample_shares for stage in pipeline.stages):
+        if any(stage.is_uneven for stage in pipeline.stages):
             return pipeline
         least = max(stage.mesh.sample_ways * stage.passes for stage in pipeline.stages)
         # Lists are of so many microbatches as there were.

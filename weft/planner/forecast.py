@@ -272,7 +272,7 @@ def _kinds(
     """Of a position's ranks: alike where they have no weights of samples; else each by itself."""
     stage, work = pipeline.stages[stages[0]], problem.workload
     pools = [problem.cluster.pool_of(rank) for rank in stage.mesh.ranks]
-    if not stage.sample_shares:
+    if not stage.is_uneven:
         yield pools[0].chip, len(pools), 1.0
         return
     shape = shape_of(work.spec)

@@ -103,6 +103,7 @@ def _check_stages(where: str, pipeline: PipelinePlan) -> None:
             ("passes", stage.passes, 1),
             ("pieces", stage.pieces, 1),
             ("head_ways", stage.head_ways, 1),
+            ("expert_pieces", stage.expert_pieces, 1),
             ("scores", stage.scores, "blocks"),
             ("mesh.cp", stage.mesh.size("cp"), 1),
         ):

@@ -112,7 +112,8 @@ def head_part(beside: StagePlan, num_layers: Place, rows: tuple[int, int]) -> St
     """A part of the head on the mesh of another stage."""
     part = replace(beside, layers=(num_layers, num_layers), head_rows=rows, recompute="off")
     part = replace(part, compile=False, passes=1, pieces=1)
-    return replace(part, head_ways=1, expert_ways=0, scores="blocks")
+    part = replace(part, expert_ways=0, expert_pieces=1, expert_cast="", expert_cast_between="")
+    return replace(part, head_ways=1, scores="blocks")
 
 
 def _with_in_flight(
@@ -180,7 +181,8 @@ def _stages(
     for stage in asked.stages:
         ranks = range(first_rank, first_rank + stage.num_ranks)
         sizes = {axis: size for axis, size in stage.axes.items() if size > 1}
-        meshes.append(Mesh.of(ranks, **(sizes or {NAMES[0]: 1})))
+        mesh = Mesh.of(ranks, **(sizes or {NAMES[0]: 1}))
+        meshes.append(replace(mesh, expert_shares=stage.expert_shares or ()))
         first_rank = ranks.stop
     ends = map(place, accumulate([0, *counts]))
     for m, layers in zip(layout.meshes, pairwise(ends), strict=True):
@@ -193,6 +195,9 @@ def _stages(
             pieces=stage.pieces,
             head_ways=stage.head_ways,
             expert_ways=stage.expert_ways,
+            expert_pieces=stage.expert_pieces,
+            expert_cast=stage.expert_cast or "",
+            expert_cast_between=stage.expert_cast_between or "",
             scores=stage.scores,
             sample_shares=stage.sample_shares or (),
             state_shares=stage.state_shares or (),
@@ -255,12 +260,16 @@ def _refuse_without_effect(
             if not held and value not in (None, "off", False):
                 expected = "null on a stage without layers"
                 raise ConfigError(f"{key}.{name}", value, expected, "It is for layers alone.")
-        for name, usual in (("pieces", 1), ("head_ways", 1), ("scores", "blocks")):
+        for name, usual in _OF_LAYERS:
             value = dict(stage)[name]
             if not held and value != usual:
                 hint = "It is for layers alone."
                 expected = f"{usual} on a stage without layers"
                 raise ConfigError(f"{key}.{name}", value, expected, hint)
+
+
+_OF_LAYERS = (("pieces", 1), ("head_ways", 1), ("expert_pieces", 1), ("scores", "blocks"))
+"""What says how layers compute, and what is usual."""
 
 
 def check_order(order: Sequence[str] | None, sizes: Mapping[str, int], key: str) -> None:

@@ -28,6 +28,7 @@ from weft.plan.plan import PipelinePlan, Plan, Scores, StagePlan, ZeroLevel
 from weft.plan.tiling import split_by_weight
 from weft.planner.casts import check_casts
 from weft.planner.domains import check_domains
+from weft.planner.experts import check_experts
 from weft.planner.heads import check_heads
 from weft.planner.long_samples import BY_HEADS, check_chunks, check_scores
 from weft.planner.sites import check_sites
@@ -133,6 +134,7 @@ def _check_values(plan: Plan) -> None:
         _refuse_other(f"{where}.pieces", stage.pieces, int)
         _refuse_other(f"{where}.head_ways", stage.head_ways, int)
         _refuse_other(f"{where}.expert_ways", stage.expert_ways, int)
+        _refuse_other(f"{where}.expert_pieces", stage.expert_pieces, int)
         _refuse_unnamed(f"{where}.scores", stage.scores, get_args(Scores))
         _refuse_unnamed(f"{where}.precision", stage.precision, names_of("precisions"))
         check_asked(f"{where}.recompute", stage.recompute, len(stage.blocks))
@@ -140,6 +142,7 @@ def _check_values(plan: Plan) -> None:
         _refuse_unnamed(f"{where}.state_tier", stage.state_tier, TIERS)
         _refuse_unnamed(f"{where}.param_tier", stage.param_tier, ("device", "host"))
         _check_numbers(f"{where}.sample_shares", stage.sample_shares)
+        _check_numbers(f"{where}.expert_shares", stage.mesh.expert_shares)
         _check_numbers(f"{where}.state_shares", stage.state_shares)
         _check_numbers(f"{where}.head_rows", stage.head_rows or ())
     refuse_host_on_host(plan)
@@ -276,6 +279,7 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
         _check_pieces(f"{where}.stages[{s}].pieces", stage)
         _check_neighbours(f"{where}.stages[{s}]", stage)
         check_scores(f"{where}.stages[{s}].scores", stage)
+        check_experts(f"{where}.stages[{s}]", stage)
         check_chunks(f"{where}.stages[{s}].recompute", stage)
 
 

@@ -151,6 +151,7 @@ def _where(plan: Plan, cluster: Cluster | None) -> str:
     machines = f" on {hosts[0] if len(hosts) == 1 else f'{len(hosts)} machines'}" if hosts else ""
     sites = f" in {len(plan.sites)} sites" if plan.sites else ""
     casts = f", borders cast to {' and '.join(plan.casts)}" if plan.casts else ""
+    casts += "".join(f", tokens to experts cast to {cast}" for cast in plan.expert_casts)
     casts += f", sums between domains cast to {plan.sums}" if plan.sums else ""
     return f"{ranks:,} rank{'s' * (ranks != 1)}{machines}{sites}{casts}"
 

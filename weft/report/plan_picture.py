@@ -20,7 +20,6 @@ from markupsafe import Markup
 from weft.cluster.cluster import Chip, Cluster
 from weft.config.axes import NAMES, SEARCHED
 from weft.plan.borders import Layers
-from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.naming import elsewhere
 from weft.recompute.asked import in_short
@@ -337,8 +336,10 @@ def _who(stage: StagePlan, *, folded: bool) -> str:
 def _settings(stage: StagePlan) -> list[str]:
     found = [f"{stage.passes} passes"] * (stage.passes > 1)
     found += [f"{stage.pieces} pieces"] * (stage.pieces > 1)
+    found += [f"{stage.expert_pieces} pieces to experts"] * (stage.expert_pieces > 1)
     found += elsewhere(stage)
-    for words, shares in (("samples", stage.sample_shares), ("state", stage.state_shares)):
+    said = ("samples", stage.sample_shares), ("experts", stage.mesh.expert_shares)
+    for words, shares in (*said, ("state", stage.state_shares)):
         found += [f"{words} {':'.join(map(str, shares))}"] * bool(shares)
     return found + in_short(stage.recompute) + ["compiled"] * stage.compile
 
@@ -372,7 +373,7 @@ def _same_form(rooms: Sequence[float], forms: Sequence[tuple[str, ...]]) -> list
 def _looks(pipeline: PipelinePlan) -> PipelinePlan:
     """The pipeline with its ranks counted from 0 in every stage."""
     stages = tuple(
-        replace(stage, mesh=Mesh(tuple(range(len(stage.mesh.ranks))), stage.mesh.axes))
+        replace(stage, mesh=replace(stage.mesh, ranks=tuple(range(len(stage.mesh.ranks)))))
         for stage in pipeline.stages
     )
     return replace(pipeline, stages=stages)

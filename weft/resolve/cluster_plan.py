@@ -26,6 +26,7 @@ from weft.optim.groups import marked
 from weft.optim.registry import training_of
 from weft.plan.plan import Plan, StagePlan
 from weft.plan.plan_file import view_used
+from weft.planner.experts import refuse_no_experts
 from weft.planner.problem import Problem, Workload
 from weft.planner.validate import (
     refuse_host_on_host,
@@ -175,15 +176,17 @@ def _given(
     refuse_unrun_axes(plan, spec)
     dims = dims_of_model(spec)
     refuse_idle_pieces(plan, dims)
+    refuse_no_experts(plan, dims)
     refuse_idle_heads(plan, dims)
     for p, s, stage in plan.stages():
         where = f"pipelines[{p}].stages[{s}]"
         check_mesh(dims_of_stage(spec, stage.head_rows), stage.mesh, f"{where}.mesh")
         names = sorted({cluster.pool_of(rank).chip.name for rank in stage.mesh.ranks})
         devices_of = {cluster.pool_of(rank).chip.device for rank in stage.mesh.ranks}
-        if len(names) > 1 and not (stage.sample_shares and len(devices_of) == 1):
+        if len(names) > 1 and not (stage.is_uneven and len(devices_of) == 1):
             hint = "Cut stages where the cluster's kinds of chips meet, or say what part of the "
-            hint += "samples each takes (sample_shares) where one PyTorch device is all of them."
+            hint += "samples each takes (sample_shares), or of experts each has (expert_shares), "
+            hint += "where one PyTorch device is all of them."
             raise ConfigError(f"{where}.mesh.ranks", names, "ranks on chips of one kind", hint)
     refuse_cut_blocks(plan, spec, marked(loaded.config.optim, param_specs(spec)))
     plan = plan.each(partial(_on_its_chips, cluster))

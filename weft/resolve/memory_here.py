@@ -198,7 +198,7 @@ def _on_host(stage: StagePlan) -> StagePlan:
 
 def _with_least(pipeline: PipelinePlan) -> PipelinePlan:
     """One sample of a microbatch for each rank and pass."""
-    if any(stage.sample_shares for stage in pipeline.stages):
+    if any(stage.is_uneven for stage in pipeline.stages):
         return pipeline
     least = max(stage.mesh.sample_ways * stage.passes for stage in pipeline.stages)
     return replace(pipeline, microbatch=min(pipeline.microbatch, least), lists=())

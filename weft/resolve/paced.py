@@ -146,7 +146,7 @@ def held_back(plan: Plan, paces: Sequence[float]) -> tuple[float, ...]:
     of its own number: those are timed one by one."""
     found = list(paces)
     for _, _, stage in plan.stages():
-        ranks = () if stage.sample_shares else stage.mesh.ranks
+        ranks = () if stage.is_uneven else stage.mesh.ranks
         slowest = max((found[rank] for rank in ranks), default=1.0)
         for rank in ranks:
             found[rank] = slowest
@@ -216,8 +216,8 @@ def refuse_unknown(
         hint = "The planner plans for one precision: give all stages the same."
     elif plan.has_unlike_shares:
         expected = "off or warn where ranks of a stage have unlike shares"
-        hint = "What each of them should take is not predicted: leave sample_shares and "
-        hint += "state_shares out."
+        hint = "What each of them should take is not predicted: leave sample_shares, "
+        hint += "state_shares and expert_shares out."
     elif not busy_s:
         expected, hint = (
             "off or warn where no time is predicted",

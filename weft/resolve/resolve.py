@@ -37,6 +37,7 @@ from weft.plan.plan import Plan, Precision, StagePlan
 from weft.plan.plan_file import PlanFile
 from weft.planner.casts import refuse_idle_cast, with_casts, with_gather
 from weft.planner.domains import idle_zero_notes, nodes_of, refuse_idle_domains, with_domains
+from weft.planner.experts import refuse_no_experts
 from weft.planner.problem import Workload
 from weft.planner.shares import refuse_unbalanced
 from weft.planner.sites import refuse_idle_fragments, refuse_settled, with_sites
@@ -388,6 +389,7 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
 
         refuse_one_part(plan)
     refuse_idle_pieces(plan, dims)
+    refuse_no_experts(plan, dims)
     refuse_idle_heads(plan, dims)
 
 

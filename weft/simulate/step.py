@@ -163,8 +163,8 @@ def time_of_plan(
 
 
 def _speaking(stage: StagePlan) -> Sequence[int]:
-    """Ranks that may be on unlike chips: without weights of samples the first speaks for all."""
-    return stage.mesh.ranks if stage.sample_shares else stage.mesh.ranks[:1]
+    """Ranks that may be on unlike chips: without weights the first speaks for all."""
+    return stage.mesh.ranks if stage.is_uneven else stage.mesh.ranks[:1]
 
 
 def _sharing(

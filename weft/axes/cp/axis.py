@@ -39,7 +39,13 @@ class ContextParallel(Axis):
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.name == "seq" and form in ("stream", "inner")
 
-    def part(self, dim: Dim, ways: int, position: int) -> tuple[range, ...]:
+    def part(
+        self,
+        dim: Dim,
+        ways: int,
+        position: int,
+        shares: Sequence[int] = (),  # noqa: ARG002
+    ) -> tuple[range, ...]:
         if ways == 1:
             return (range(dim.size),)
         places = (position, 2 * ways - 1 - position)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from types import MappingProxyType
 
 from weft.axes.axis import Axis, check_samples, most_samples
 from weft.config.errors import ConfigError
 from weft.plan.layout import SAMPLES, Dim, Form
 from weft.plan.plan import StagePlan
+from weft.plan.tiling import split_by_weight
 
 EXPERTS = "experts"
 
@@ -27,10 +28,21 @@ class ExpertParallel(Axis):
     def near_ways(self, stage: StagePlan, nodes: Sequence[str]) -> int:
         return stage.expert_ways or _of_one_node(nodes)
 
+    def pieces(self, stage: StagePlan) -> int:
+        return stage.expert_pieces
+
     def divides(self, dim: Dim, form: Form) -> bool:
         if dim.name == EXPERTS:
             return form in ("param", "inner")
         return dim.name == SAMPLES.name and form != "param"
+
+    def part(
+        self, dim: Dim, ways: int, position: int, shares: Sequence[int] = ()
+    ) -> tuple[range, ...]:
+        if dim.name != EXPERTS or not shares:
+            return super().part(dim, ways, position)
+        ends = [0, *accumulate(split_by_weight(dim.size, shares))]
+        return (range(ends[position], ends[position + 1]),)
 
     def allows(self, dims: Iterable[Dim], ways: int) -> bool:
         dims = list(dims)

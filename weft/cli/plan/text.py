@@ -62,9 +62,16 @@ def plan_table(plan: Plan) -> Iterator[str]:
         sets = (f"ranks {ranges(site, dash='-')}" for site in plan.sites)
         yield f"sites: {' | '.join(sets)}; each trains for itself, so numbers depend on this plan"
     for cast, borders in plan.casts.items():
-        several = len(plan.pipelines) > 1
-        places = (f"pipeline {p} stage {s}" if several else f"stage {s}" for p, s in borders)
-        yield f"borders cast to {cast}: after {', '.join(places)}, so numbers depend on where"
+        where = _stages(plan, borders)
+        yield f"borders cast to {cast}: after {where}, so numbers depend on where"
+    for cast, stages in plan.expert_casts.items():
+        where = _stages(plan, stages)
+        yield f"tokens to experts cast to {cast}: {where}, so numbers depend on that"
+
+
+def _stages(plan: Plan, numbers: Sequence[tuple[int, int]]) -> str:
+    several = len(plan.pipelines) > 1
+    return ", ".join(f"pipeline {p} stage {s}" if several else f"stage {s}" for p, s in numbers)
 
 
 def _rows(plan: Plan) -> Iterator[dict[str, str]]:
@@ -89,11 +96,13 @@ def _rows(plan: Plan) -> Iterator[dict[str, str]]:
             "micro-batches": f"{pipeline.num_microbatches} x {pipeline.microbatch}",
             "schedule": pipeline.order,
             "zero": str(stage.zero) if stage.zero else "",
-            "passes": str(stage.passes) if stage.passes > 1 else "",
-            "pieces": str(stage.pieces) if stage.pieces > 1 else "",
-            "head ways": str(stage.head_ways) if stage.head_ways > 1 else "",
+            "passes": _several(stage.passes),
+            "pieces": _several(stage.pieces),
+            "head ways": _several(stage.head_ways),
             "scores": stage.scores.removeprefix("blocks"),
-            "expert ways": str(stage.expert_ways) if stage.expert_ways else "",
+            "expert ways": str(stage.expert_ways or ""),
+            "expert pieces": _several(stage.expert_pieces),
+            "experts by": " : ".join(map(str, stage.mesh.expert_shares)),
             "samples by": " : ".join(map(str, stage.sample_shares)),
             "keeps": " : ".join(map(str, stage.state_shares)),
             "computes": " ".join(extras),
@@ -101,6 +110,10 @@ def _rows(plan: Plan) -> Iterator[dict[str, str]]:
         if s:
             row |= dict.fromkeys(("pipeline", "samples", "micro-batches", "schedule"), "")
         yield row
+
+
+def _several(many: int) -> str:
+    return str(many) if many > 1 else ""
 
 
 def _layers_held(pipeline: PipelinePlan, number: int) -> str:

@@ -6,6 +6,8 @@ batch among anybody leaves each sample whole. What divides the tokens of a sampl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -29,6 +31,24 @@ class Pairs(NamedTuple):
     """``[pairs]`` int64, going up."""
     begins: Tensor
     """``[n]`` int64: the first pair of each token, or where it would be."""
+
+
+def pieces_of(pairs: Pairs, sizes: Sequence[int]) -> list[Pairs]:
+    """Those of so many tokens after one another, each piece counting its own from 0."""
+    if len(sizes) == 1:
+        return [pairs]
+    ends = [*accumulate(sizes, initial=0)]
+    behind = pairs.begins.new_tensor([len(pairs.experts)])
+    firsts = torch.cat((pairs.begins, behind))[ends].tolist()
+    counts = [end - first for first, end in pairwise(firsts)]
+    parts = (torch.split(each, counts) for each in pairs[:3])
+    begins = torch.split(pairs.begins, list(sizes))
+    return [
+        Pairs(experts, shares, tokens - end, own - first)
+        for experts, shares, tokens, own, end, first in zip(
+            *parts, begins, ends[:-1], firsts[:-1], strict=True
+        )
+    ]
 
 
 def all_choices(chosen: Routed) -> Pairs:

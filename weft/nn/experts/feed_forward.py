@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.config.errors import ConfigError
-from weft.nn.experts.choice import Pairs, all_choices, earliest, of_experts
+from weft.nn.experts.choice import Pairs, all_choices, earliest, of_experts, pieces_of
 from weft.nn.experts.gates import GATES, balance_loss, routed, z_loss
-from weft.nn.experts.grouped import Visit, by_expert, grouped_product, here, spread, together
+from weft.nn.experts.grouped import (
+    Visit,
+    by_expert,
+    cut,
+    grouped_product,
+    here,
+    joined,
+    spread,
+    together,
+)
 from weft.nn.feed_forward import SwiGLU
 from weft.nn.norm import wide_dtype
 from weft.plan.model import ExpertsSpec
+from weft.plan.tiling import split_evenly
 
 
 class Gate(nn.Module):
@@ -116,8 +126,10 @@ class Experts(nn.Module):
         has_gate, width = spec.shared_gate, spec.shared_d_ff
         self.shared = SharedExpert(d_model, width, has_gate=has_gate) if width else None
         self.register_buffer("tokens", no_tokens(spec.count), persistent=False)
-        self.visit: Callable[[Tensor], Visit] = here
-        """Where they are, of the ends of each expert's choices."""
+        self.visits: Callable[[Sequence[Tensor]], list[Visit]] = here
+        """Where they are, of the ends of each expert's choices, piece by piece of the tokens."""
+        self.pieces = 1
+        """Of the tokens: one is computed while others travel."""
 
     def forward(self, x: Tensor, tasks: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """``[batch, seq, d_model]`` to as much, and what is added to the loss of its tokens, a
@@ -125,18 +137,37 @@ class Experts(nn.Module):
         ``tasks`` as a gate takes them."""
         logits, scores = self.router(x, tasks)
         pairs, more = self._chosen(scores)
-        order = by_expert(pairs.experts, pairs.tokens, pairs.begins, scores.shape[-1])
-        self.tokens += order.sizes
-        visit = self.visit(order.ends)
-        rows = visit.there(spread(x.flatten(0, 1), order))
-        hidden = F.silu(self.gate(rows, visit.ends)) * self.up(rows, visit.ends)
-        result = visit.back(self.down(hidden, visit.ends))
-        y = together(result, pairs.shares, order).view_as(x)
-        if self.shared is not None:
-            y = y + self.shared(x)
+        y = self._visited(x, pairs)
         if torch.is_grad_enabled() and self.large_logits is not None:
             more = more + self._spec.z * self.large_logits(logits)
         return y, more
+
+    def _visited(self, x: Tensor, pairs: Pairs) -> Tensor:
+        """What experts give, ``[batch, seq, d_model]``."""
+        sizes = split_evenly(len(pairs.begins), self.pieces)
+        parts = pieces_of(pairs, sizes)
+        orders = [
+            by_expert(part.experts, part.tokens, part.begins, self._spec.count) for part in parts
+        ]
+        for order in orders:
+            self.tokens += order.sizes
+        visits = self.visits([order.ends for order in orders])
+        pieces = zip(cut(x.flatten(0, 1), sizes), orders, visits, strict=True)
+        coming = [visit.there(spread(piece, order)) for piece, order, visit in pieces]
+        shared = None if self.shared is None else self.shared(x)
+        going = [
+            visit.back(self._computed(rows(), visit.ends))
+            for rows, visit in zip(coming, visits, strict=True)
+        ]
+        back = zip(going, parts, orders, strict=True)
+        y = joined([together(rows(), part.shares, order) for rows, part, order in back]).view_as(x)
+        return y if shared is None else y + shared
+
+    def _computed(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """``[rows, d_model]`` by expert, to as much."""
+        hidden = F.silu(self.gate(rows, ends)) * self.up(rows, ends)
+        result: Tensor = self.down(hidden, ends)
+        return result
 
     def _chosen(self, scores: Tensor) -> tuple[Pairs, Tensor]:
         """Who goes where, and what unequal loads add to the loss."""

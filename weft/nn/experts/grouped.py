@@ -6,7 +6,7 @@ by atomic additions: what comes back to a token is gathered by the inverse of th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -45,25 +45,40 @@ def by_expert(experts: Tensor, tokens: Tensor, begins: Tensor, experts_in_all: i
     return Order(places, back, tokens[places], begins, ends)
 
 
+Arriving = Callable[[], Tensor]
+"""Call it to wait for rows on their way, and get them."""
+
+
 class Visit(NamedTuple):
     """Where the choices of tokens, by expert, are computed: behind which place each expert's end
-    there, the way there and the way back."""
+    there, the way there and the way back. What sets out travels beside whatever is computed next.
+    """
 
     ends: Tensor
     """``[own experts]`` int32."""
-    there: Callable[[Tensor], Tensor]
+    there: Callable[[Tensor], Arriving]
     """``[choices, d_model]`` to what is computed here, ``[rows, d_model]``, by expert."""
-    back: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor], Arriving]
     """The inverse."""
 
 
-def here(ends: Tensor) -> Visit:
+def here(ends: Sequence[Tensor]) -> list[Visit]:
     """All experts are here."""
-    return Visit(ends, _as_it_is, _as_it_is)
+    return [Visit(each, _as_it_is, _as_it_is) for each in ends]
 
 
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
+def _as_it_is(x: Tensor) -> Arriving:
+    return lambda: x
+
+
+def cut(rows: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    """Pieces of so many rows."""
+    return [rows] if len(sizes) == 1 else torch.split(rows, list(sizes))
+
+
+def joined(pieces: Sequence[Tensor]) -> Tensor:
+    """The rows of all pieces."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
 
 
 def spread(x: Tensor, order: Order) -> Tensor:

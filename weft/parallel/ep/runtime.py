@@ -15,7 +15,7 @@ def elsewhere(experts: nn.Module, total: Sum) -> nn.Module:
     parts."""
     inner = experts.experts if isinstance(experts, SplitExperts) else experts
     assert isinstance(inner, Experts), f"{experts} has no experts"
-    inner.visit = Exchange(total)
+    inner.visits, inner.pieces = Exchange(total), total.group.pieces
     return experts
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.parallel import trips
 from weft.parallel.division import Division
 from weft.parallel.runtime import AxisGroup, Change, Lying
-from weft.parallel.tp import trips
 from weft.parallel.tp.modules import RowLinear
 from weft.plan.layout import Shard
 from weft.plan.tiling import split_evenly

@@ -5,7 +5,7 @@ Imported only then: PyTorch's compiler takes seconds to import, and most runs do
 
 import torch
 
-from weft.parallel.tp import trips
+from weft.parallel import trips
 
 WAYS: trips.Ways = (torch.compiler.disable(trips.begin), torch.compiler.disable(trips.end))  # type: ignore[no-untyped-call]
 products = torch.compiler.disable(trips.products, recursive=False)  # type: ignore[no-untyped-call]

@@ -1,0 +1,68 @@
+"""What the exchange of tokens among ranks with other experts asks of the rest of a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from weft.axes.ep.axis import EXPERTS
+from weft.axes.registry import AXES
+from weft.config.errors import ConfigError
+from weft.plan.layout import Dim
+from weft.plan.plan import Plan, StagePlan
+from weft.plan.tiling import split_by_weight
+from weft.planner.casts import saves_bytes
+from weft.precision.casts import CASTS
+
+BY_EXPERTS = next(name for name, axis in AXES.items() if axis.near_key == "expert_ways")
+"""The axis whose ranks divide experts."""
+
+
+def check_experts(where: str, stage: StagePlan) -> None:
+    """Tokens travel where they are asked to do so in some way.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    pieces = stage.expert_pieces
+    if pieces < 1:
+        raise ConfigError(f"{where}.expert_pieces", pieces, "at least 1")
+    _check_cast(where, stage)
+    shares, ways = stage.mesh.expert_shares, stage.mesh.size(BY_EXPERTS)
+    if shares and (len(shares) != ways or ways == 1 or min(shares) < 1):
+        expected = f"a number for each place along {BY_EXPERTS} ({ways}), 1 or more"
+        expected = expected if ways > 1 else f"none where {BY_EXPERTS} is 1"
+        raise ConfigError(f"{where}.expert_shares", list(shares), expected)
+    if pieces > 1 and stage.mesh.size(BY_EXPERTS) == 1:
+        hint = "They are of tokens on their way to experts of other ranks."
+        raise ConfigError(f"{where}.expert_pieces", pieces, f"1 where {BY_EXPERTS} is 1", hint)
+
+
+def refuse_no_experts(plan: Plan, dims: Collection[Dim]) -> None:
+    """Every rank has an expert where they are given out by shares.
+
+    Raises:
+        ConfigError: one has none; ``dims`` are the model's.
+    """
+    for p, s, stage in plan.stages():
+        shares = stage.mesh.expert_shares
+        for many in (dim.size for dim in dims if dim.name == EXPERTS and shares):
+            if 0 in split_by_weight(many, shares):
+                expected = f"weights with which each rank has one of {many} experts"
+                hint = "A rank without one would have nothing to do for the others."
+                key = f"pipelines[{p}].stages[{s}].expert_shares"
+                raise ConfigError(key, list(shares), expected, hint)
+
+
+def _check_cast(where: str, stage: StagePlan) -> None:
+    cast, between = stage.expert_cast, stage.expert_cast_between
+    key = f"{where}.expert_cast"
+    if cast not in ("", *CASTS):
+        raise ConfigError(key, cast, f"one of {', '.join(map(repr, CASTS))}, or none")
+    if between not in ("", "nodes"):
+        raise ConfigError(f"{key}_between", between, "'nodes', or none")
+    if between and not cast:
+        raise ConfigError(f"{key}_between", between, "none without expert_cast")
+    if cast and stage.mesh.size(BY_EXPERTS) == 1:
+        raise ConfigError(key, cast, f"none where {BY_EXPERTS} is 1", "No token leaves its rank.")
+    if cast and not saves_bytes(cast, stage.precision):
+        raise ConfigError(key, cast, f"what has fewer bytes than {stage.precision}, or none")
