@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from math import inf
 
 import pytest
@@ -13,7 +14,7 @@ from weft.models.llama.sizes import SIZES
 from weft.models.registry import dims_of_model
 from weft.plan.mesh import Mesh
 from weft.plan.model import ExpertsSpec
-from weft.plan.plan import Plan
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import search
 from weft.planner.validate import validate_plan
@@ -47,6 +48,59 @@ def divided(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, pipelines=(replace(pipeline, stages=tuple(stages)),))
 
 
+def ways_to_send(plan: Plan) -> Iterator[Plan]:
+    """Tokens to experts in some pieces, in one step or two."""
+    for pieces, ways in product((1, 2, 4), (0, 1)):
+        yield plan.each(
+            lambda stage, pieces=pieces, ways=ways: (
+                replace(stage, expert_pieces=pieces, expert_ways=ways)
+                if stage.mesh.size("ep") > 1
+                else stage
+            )
+        )
+
+
+def test_slow_links_want_pieces_and_late_ones_two_steps() -> None:
+    """Of four ranks on two nodes: the same exchange over links that differ."""
+    mesh = Mesh.of(range(4), ep=4)
+    stage = StagePlan(mesh=mesh, layers=(0, 2), device="cuda", precision="bf16")
+    pipeline = PipelinePlan(stages=(stage,), samples=SAMPLES, microbatch=SAMPLES)
+    plan = Plan(num_layers=2, pipelines=(pipeline,))
+
+    def best(gbit: float, late_s: float) -> tuple[int, int]:
+        (two,) = CASES["two nodes"]
+        slow = replace(two, num_nodes=2, network_gbit_s=gbit, network_latency_s=late_s)
+        times = {
+            (each.pipelines[0].stages[0].expert_pieces, each.pipelines[0].stages[0].expert_ways): (
+                time_of_plan(each, SPEC, ClusterView((slow,)), seq_len=SEQ_LEN).step_s
+            )
+            for each in ways_to_send(plan)
+        }
+        return min(times, key=lambda way: times[way])
+
+    assert best(gbit=20, late_s=1e-6) == (4, 1)
+    assert best(gbit=400, late_s=0.1) == (1, 0)
+
+
+def test_unlike_chips_of_one_mesh_want_unlike_numbers_of_experts() -> None:
+    """A chip of a third of the rate: as even shares leave it behind, and too few the other."""
+    cluster = ClusterView((pool(H100, 80, 1), pool("L40S", 48, 1)))
+    spec = replace(SPEC, experts=ExpertsSpec(count=32, top_k=16))
+
+    def seconds(*shares: int) -> float:
+        mesh = replace(Mesh.of(range(2), ep=2), expert_shares=shares)
+        stage = StagePlan(mesh=mesh, layers=(0, 2), device="cuda", precision="bf16")
+        stage = replace(stage, sample_shares=(3, 1))
+        pipeline = PipelinePlan(stages=(stage,), samples=SAMPLES, microbatch=SAMPLES)
+        plan = Plan(num_layers=2, pipelines=(pipeline,))
+        assert Plan.from_json(plan.to_json()) == plan
+        return time_of_plan(plan, spec, cluster, seq_len=SEQ_LEN).step_s
+
+    assert seconds(3, 1) < 0.8 * seconds(1, 1)
+    assert seconds(3, 1) < seconds(31, 1)
+    assert seconds(1, 3) > seconds(1, 1)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_found_is_the_fastest_of_all(name: str) -> None:
     best, ways = inf, 1
@@ -63,6 +117,11 @@ def test_what_is_found_is_the_fastest_of_all(name: str) -> None:
     assert found.time.step_s <= best * (1 + 1e-9)
     chosen = [stage.mesh.size("ep") for _, _, stage in found.plan.stages()]
     assert (max(chosen) > 1) == (ways > 1) == (name != "one chip")
+    every = [
+        time_of_plan(plan, SPEC, found.cluster, seq_len=SEQ_LEN)
+        for plan in ways_to_send(found.plan)
+    ]
+    assert found.time.step_s <= min(time.step_s for time in every) * (1 + 1e-9)
     plan = Plan.from_json(found.plan.to_json())
     validate_plan(plan, num_layers=SPEC.num_layers, global_batch=SAMPLES)
     for _, _, stage in plan.stages():

@@ -19,6 +19,7 @@ from weft.planner.problem import Options, Problem
 from weft.planner.renumber import ordered
 from weft.planner.runnable import why_never_run
 from weft.planner.search.again import MODES_APART
+from weft.planner.search.by_experts import by_experts
 from weft.planner.search.by_heads import by_heads
 from weft.planner.search.choice import Apart, Line, Timed, inner_of, plan_of, used_cluster
 from weft.planner.search.costs import Costs
@@ -65,7 +66,10 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
         # Something fits, and the effort ended before it was looked at.
         more = replace(options, effort=LONGER * options.effort)
         return search(replace(problem, options=more), progress=progress)
-    candidates = ([by_heads(run.candidate(lines), problem) for lines in found] for found in lists)
+    candidates = (
+        [by_experts(by_heads(run.candidate(lines), problem), problem) for lines in found]
+        for found in lists
+    )
     every = [with_best_domains(few, problem) for few in candidates]
     fastest = refined(every, problem)
     if options.unlike_meshes and run.lacks_memory:

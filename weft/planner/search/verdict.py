@@ -144,6 +144,8 @@ def _section(stage: StagePlan, cluster: ClusterView) -> Section:
         raise OutsideError("it tries neither passes nor compiled layers")
     if stage.pieces > 1:
         raise OutsideError("it sends everything inside layers in one piece")
+    if stage.expert_pieces > 1:
+        raise OutsideError("it tries pieces of tokens only in the few plans it ends with")
     if stage.head_ways > 1:
         raise OutsideError("it divides heads among neighbours only in the few plans it ends with")
     if stage.scores != "blocks":
