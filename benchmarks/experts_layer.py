@@ -82,7 +82,7 @@ class PlainLoop(nn.Module):
 def weft_layer(size: Size) -> Experts:
     """Ours, with random weights."""
     spec = ExpertsSpec(count=EXPERTS, top_k=size.top_k)
-    layer = Experts(size.d_model, size.d_ff, spec)
+    layer = Experts(size.d_model, size.d_ff, spec, seq_len=size.tokens)
     for param in layer.parameters():
         nn.init.normal_(param, std=0.05)
     return layer
