@@ -132,11 +132,10 @@ def _inside(
 
 def _forwards(send: LayerSend, work: StageWork, width: int) -> float:
     """How many times a forward's bytes a step sends of keys, or of tokens to experts. Where keys go
-    round their gradients do so beside them, and all the way home."""
+    round their gradients do so behind them, and home."""
     if send.what == "experts":
         return (2 + work.forward_again) * send.times * send.copies
-    size, rests = send.group.size, send.what == "heads" or work.gathers_keys
-    home = 0.0 if rests else size / (size - 1) * max(4, width) / width
+    home = 0.0 if send.what == "heads" or work.gathers_keys else max(4, width) / width
     return 2 + work.attention_again + home
 
 

@@ -13,9 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weft.nn.causal_attention import BLOCK_QUERIES
+from weft.nn.causal_attention import BLOCK_QUERIES, add_product
 from weft.nn.documents import Packed
 from weft.nn.norm import wide_dtype
+
+BLOCK_SCORES = BLOCK_QUERIES * 1024
+"""Of a head, at once: where nothing is hidden few keys meet more queries, for small products are
+slow."""
+BLOCK_KEYS = 1 << 14
+"""At most at once, so that scores fit whatever the length."""
 
 
 class Sight(NamedTuple):
@@ -47,11 +53,17 @@ class Sight(NamedTuple):
         )
         return [Sight(first, end) for first, end in zip(firsts, ends, strict=True)]
 
+    def sees_all(self, rows: slice, keys: range) -> bool:
+        """Whether each of some queries sees all keys in these places, which never go back."""
+        first, end = (None if x is None else x[:, rows] for x in self)
+        from_first = first is None or int(first[:, -1].max()) <= keys.start
+        return from_first and (end is None or keys.stop <= int(end[:, 0].min()))
+
     def hidden(self, rows: slice, keys: range) -> Tensor | None:
         """``[batch or 1, rows, keys]``: what some of the queries do not see of keys in these
         places; None: they see all."""
         first, end = (None if x is None else x[:, rows, None] for x in self)
-        if end is None or (first is None and keys.stop <= int(end[:, 0].min())):
+        if end is None or self.sees_all(rows, keys):
             return None
         places = torch.arange(keys.start, keys.stop, device=end.device)
         hidden = places >= end
@@ -60,11 +72,23 @@ class Sight(NamedTuple):
 
 class Keys(NamedTuple):
     """Keys and values ``[n, keys, d_head]`` of consecutive places of every sample, where
-    ``n = batch * kv_heads``. Values may have another width."""
+    ``n = batch * kv_heads``; or their gradients. Values may have another width."""
 
     places: range
     k: Tensor
     v: Tensor
+
+
+class Gradients(NamedTuple):
+    """What backward knows of queries, and what it adds up; of wide dtypes but for the first."""
+
+    d_result: Tensor
+    """``[n, group, seq, d_head]``."""
+    log_sum: Tensor
+    """``[n, group, seq]``, the result's."""
+    delta: Tensor
+    """``[n, group, seq]``: the sum of ``d_result`` times the result over ``d_head``."""
+    d_q: Tensor
 
 
 class Queries:
@@ -90,11 +114,11 @@ class Queries:
         for rows, seen in self._blocks(keys.places):
             scores = self._scores(rows, keys, seen)
             most = torch.maximum(self._most[:, :, rows], scores.amax(-1))
-            weights = (scores - most[..., None]).exp_()
+            weights = scores.sub_(most[..., None]).exp_()
             less = (self._most[:, :, rows] - most).exp_()
-            mixed = torch.bmm(_flat(weights.to(keys.v.dtype)), keys.v[:, seen])
             self._most[:, :, rows] = most
             self._sum[:, :, rows] = self._sum[:, :, rows] * less + weights.sum(-1)
+            mixed = torch.bmm(_flat(weights.to(keys.v.dtype)), keys.v[:, seen])
             total = self._total[:, :, rows]
             total.mul_(less[..., None]).add_(mixed.view_as(total))
 
@@ -103,41 +127,40 @@ class Queries:
         mixed = self._total / self._sum[..., None]
         return mixed.to(self.q.dtype), self._most + self._sum.log()
 
-    def gradients(
-        self, keys: Keys, log_sum: Tensor, d_result: Tensor, delta: Tensor, d_q: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Gradients of some keys and values; theirs are added to ``d_q``. All of a wide dtype.
-
-        ``log_sum`` is the result's, ``delta`` the sum of ``d_result`` times it over ``d_head``.
-        """
-        d_k, d_v = (torch.zeros_like(x, dtype=wide_dtype(x)) for x in (keys.k, keys.v))
+    def gradients(self, keys: Keys, so_far: Gradients, d_keys: Keys) -> None:
+        """Add gradients of some keys and values to ``d_keys``, and theirs to ``so_far``."""
         for rows, seen in self._blocks(keys.places):
-            p = (self._scores(rows, keys, seen) - log_sum[:, :, rows, None]).exp_()
-            d_rows, q = _flat(d_result[:, :, rows]), _flat(self.q[:, :, rows])
-            d_v[:, seen] += torch.bmm(_flat(p.to(d_rows.dtype)).mT, d_rows)
-            d_p = torch.bmm(d_rows, keys.v[:, seen].mT).view_as(p)
-            d_scores = _flat((p * (d_p - delta[:, :, rows, None]) * self._scale).to(q.dtype))
-            d_part = d_q[:, :, rows]
-            d_part += torch.bmm(d_scores, keys.k[:, seen]).view_as(d_part)
-            d_k[:, seen] += torch.bmm(d_scores.mT, q)
-        return d_k, d_v
+            p = self._scores(rows, keys, seen).sub_(so_far.log_sum[:, :, rows, None]).exp_()
+            d_rows, q = _flat(so_far.d_result[:, :, rows]), _flat(self.q[:, :, rows])
+            add_product(d_keys.v[:, seen], _flat(p.to(d_rows.dtype)).mT, d_rows)
+            d_p = torch.bmm(d_rows, keys.v[:, seen].mT).view_as(p).to(p.dtype)
+            d_p.sub_(so_far.delta[:, :, rows, None]).mul_(p)
+            d_scores = _flat(d_p.to(q.dtype))
+            d_q = so_far.d_q[:, :, rows]
+            d_q.add_(torch.bmm(d_scores, keys.k[:, seen]).view_as(d_q), alpha=self._scale)
+            add_product(d_keys.k[:, seen], d_scores.mT, q, self._scale)
 
     def _blocks(self, places: range) -> Iterator[tuple[slice, slice]]:
         """Some of the queries, and those of the keys in ``places`` that some of them see."""
         first, end, seq = *self._sight, self.q.shape[2]
-        for low in range(0, seq, BLOCK_QUERIES):
-            rows = slice(low, min(low + BLOCK_QUERIES, seq))
+        at_once = BLOCK_QUERIES
+        if places and self._sight.sees_all(slice(0, seq), places):
+            at_once = max(at_once, BLOCK_SCORES // len(places))
+        for low in range(0, seq, at_once):
+            rows = slice(low, min(low + at_once, seq))
             begin = 0 if first is None else int(first[:, low].min())
             last = places.stop if end is None else int(end[:, rows.stop - 1].max())
             seen = range(max(begin, places.start), min(places.stop, last))
-            if seen:
-                yield rows, slice(seen.start - places.start, seen.stop - places.start)
+            for start in range(seen.start, seen.stop, BLOCK_KEYS):
+                stop = min(start + BLOCK_KEYS, seen.stop)
+                yield rows, slice(start - places.start, stop - places.start)
 
     def _scores(self, rows: slice, keys: Keys, seen: slice) -> Tensor:
         """``[n, group, block, seen]``, in a wide dtype; of what they may not see minus infinity."""
         q, k = self.q[:, :, rows], keys.k[:, seen]
-        scores = torch.bmm(_flat(q), k.mT).view(*q.shape[:3], -1).to(wide_dtype(q))
-        scores *= self._scale
+        products = q.new_empty(len(q), q.shape[1] * q.shape[2], k.shape[1])
+        products.baddbmm_(_flat(q), k.mT, beta=0, alpha=self._scale)
+        scores = products.view(*q.shape[:3], -1).to(wide_dtype(q))
         first = keys.places.start
         hidden = self._sight.hidden(rows, range(first + seen.start, first + seen.stop))
         if hidden is not None:

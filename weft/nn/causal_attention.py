@@ -101,11 +101,11 @@ class _BlockedAttention(torch.autograd.Function):
             rows, seen = queries[:, :, block.queries], keys[:, block.keys]
             p = _probabilities(queries, keys, block, later, first) if later is not None else kept[i]
             d_rows = d_result[:, :, block.queries].flatten(1, 2)  # [n, group * block, d_head]
-            _add_product(d_values[:, block.keys], p.mT, d_rows)
+            add_product(d_values[:, block.keys], p.mT, d_rows)
             d_p = torch.bmm(d_rows, values[:, block.keys].mT)
             d_scores = torch._softmax_backward_data(d_p, p, -1, p.dtype)
             d_queries[:, :, block.queries] = torch.bmm(d_scores, seen).view_as(rows)
-            _add_product(d_keys[:, block.keys], d_scores.mT, rows.flatten(1, 2))
+            add_product(d_keys[:, block.keys], d_scores.mT, rows.flatten(1, 2))
         d_queries *= scale
         d_keys *= scale
         d_k, d_v = (from_head(x.to(keys.dtype), ctx.batch) for x in (d_keys, d_values))
@@ -137,12 +137,12 @@ def _blocks(seq: int, num_keys: int, first: Tensor | None) -> list[_Block]:
     ]
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """``total += a @ b``, without a copy of the product where the dtypes agree."""
+def add_product(total: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> None:
+    """``total += scale * a @ b``, without a copy of the product where the dtypes agree."""
     if total.dtype == a.dtype:
-        total.baddbmm_(a, b)
+        total.baddbmm_(a, b, alpha=scale)
     else:
-        total += torch.bmm(a, b)
+        total.add_(torch.bmm(a, b), alpha=scale)
 
 
 def by_head(x: Tensor) -> Tensor:

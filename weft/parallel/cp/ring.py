@@ -2,12 +2,14 @@
 
 Each rank has its queries all the time and the keys of one rank after another: those of the next are
 on their way while it computes with what it has. Backward goes the same way again, and gradients of
-keys and values, in fp32 or fp64, go with them until they are back where the keys are from.
+keys and values, in fp32 or fp64, go with them until they are back where the keys are from. There a
+half of the rank's own is computed meanwhile, so that nothing waits for the last of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.axes.held import Ranges
 from weft.comm.comm import Arriving
-from weft.nn.attention_parts import Keys, Queries, Sight
+from weft.nn.attention_parts import Gradients, Keys, Queries, Sight
 from weft.nn.causal_attention import by_head, by_key_head, from_head
 from weft.nn.documents import Packed
 from weft.nn.norm import wide_dtype
@@ -43,6 +45,12 @@ class Ring:
         """The places of this rank."""
         return self.parts[self.group.position]
 
+    @property
+    def halves(self) -> list[int]:
+        """How many of those are computed together: parts are as long as each other."""
+        many = sum(map(len, self.own))
+        return [many // 2, many - many // 2]
+
     def round(self, own: Tensor) -> Iterator[tuple[Ranges, Tensor]]:
         """What every rank has for ``own``, this one's first and then those before it, each with the
         places that rank has. The next is on its way meanwhile."""
@@ -56,17 +64,29 @@ class Ring:
             if arriving is not None:
                 held = arriving()
 
-    def returned(self, own: Tensor, gradient: Callable[[Ranges, Tensor], Tensor]) -> Tensor:
+    def returned(
+        self,
+        own: Tensor,
+        gradient: Callable[[Ranges, Tensor], Tensor],
+        rest: Callable[[Tensor], object] | None = None,
+    ) -> Tensor:
         """What every rank says is the gradient of this one's ``own``, added up as it goes round
-        beside what it is of."""
-        coming: Arriving[Tensor] | None = None
+        beside what it is of. This rank's own stays here; ``rest`` adds what was left of it, while
+        the sum of the others' is on its way home."""
+        found, coming = own, None
         for step, (places, held) in enumerate(self.round(own)):
             of_held = gradient(places, held)
+            if not step:
+                found = of_held
+                continue
             if coming is not None:
                 of_held += coming()
             coming = self.passed_on(of_held, self.group.position - step - 1)
-        assert coming is not None, "a ring of no ranks"
-        return coming()
+        if rest is not None:
+            rest(found)
+        if coming is not None:
+            found += coming()
+        return found
 
     def passed_on(self, x: Tensor, number: int) -> Arriving[Tensor]:
         """Start to give ``x`` ``[batch, seq, ..]`` to the next rank, and to get what is of the
@@ -90,7 +110,7 @@ class _Attention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, first: Tensor | None, ring: Ring
     ) -> Tensor:
         mine, widths = _queries(q, k, v, first, ring), [k.shape[3], v.shape[3]]
-        for places, held in ring.round(torch.cat((k, v), dim=3)):
+        for places, held in ring.round(_held(k, v)):
             for keys in _keys(places, held, widths):
                 for queries in mine:
                     queries.see(keys)
@@ -105,47 +125,54 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, first, result, *log_sums = ctx.saved_tensors
         ring: Ring = ctx.ring
-        batch, kv_heads, widths = len(q), k.shape[2], [k.shape[3], v.shape[3]]
-        mine = _queries(q, k, v, first, ring)
-        sizes = [len(part) for part in ring.own]
+        batch, kv_heads, wide = len(q), k.shape[2], wide_dtype(q)
+        mine, widths = _queries(q, k, v, first, ring), [k.shape[3], v.shape[3]]
+        sizes = ring.halves
         d_results = [by_key_head(x, kv_heads) for x in torch.split(grad, sizes, dim=1)]
-        products = (grad.to(wide_dtype(q)) * result).sum(-1, keepdim=True)
+        products = (grad.to(wide) * result).sum(-1, keepdim=True)
         deltas = [by_key_head(x, kv_heads)[..., 0] for x in torch.split(products, sizes, dim=1)]
-        d_queries = [torch.zeros_like(queries.q, dtype=wide_dtype(q)) for queries in mine]
-        each = list(zip(mine, log_sums, d_results, deltas, d_queries, strict=True))
+        d_queries = [torch.zeros_like(queries.q, dtype=wide) for queries in mine]
+        each = [*zip(mine, map(Gradients, d_results, log_sums, deltas, d_queries), strict=True)]
+        own = _held(k, v)
+
+        def add(some: slice, places: Ranges, held: Tensor, d_held: Tensor) -> Tensor:
+            of_both = (_keys(places, x, widths) for x in (held, d_held))
+            for keys, d_keys in zip(*of_both, strict=True):
+                for queries, so_far in each[some]:
+                    queries.gradients(keys, so_far, d_keys)
+            return d_held
 
         def gradient(places: Ranges, held: Tensor) -> Tensor:
-            found = []
-            for keys in _keys(places, held, widths):
-                grads = [queries.gradients(keys, *more) for queries, *more in each]
-                found.append(torch.cat([_summed(of, batch) for of in zip(*grads, strict=True)], 3))
-            return torch.cat(found, dim=1)
+            some = slice(1) if held is own else slice(None)
+            return add(some, places, held, torch.zeros_like(held, dtype=wide))
 
-        d_held = ring.returned(torch.cat((k, v), dim=3), gradient)
-        d_k, d_v = torch.split(d_held.to(k.dtype), widths, dim=3)
+        rest = partial(add, slice(1, None), ring.own, own)
+        d_held = ring.returned(own, gradient, rest)
+        d_k, d_v = (from_head(x.to(k.dtype), batch) for x in torch.split(d_held, widths, dim=2))
         d_q = torch.cat([_by_token(x.to(q.dtype), batch) for x in d_queries], dim=1)
         return d_q, d_k, d_v, None, None
 
 
 def _queries(q: Tensor, k: Tensor, v: Tensor, first: Tensor | None, ring: Ring) -> list[Queries]:
-    """This rank's, a part each."""
-    packed, sizes = None if first is None else Packed(first, None), [*map(len, ring.own)]
-    sights = Sight.of(q, packed, ring.own, causal=ring.causal).split(sizes)
+    """This rank's, a half each."""
+    packed = None if first is None else Packed(first, None)
+    sights = Sight.of(q, packed, ring.own, causal=ring.causal).split(ring.halves)
     return [
         Queries(by_key_head(mine, k.shape[2]), sight, v.shape[3])
-        for mine, sight in zip(torch.split(q, sizes, dim=1), sights, strict=True)
+        for mine, sight in zip(torch.split(q, ring.halves, dim=1), sights, strict=True)
     ]
 
 
+def _held(k: Tensor, v: Tensor) -> Tensor:
+    """``[batch, seq, kv_heads, width]`` each, as they travel: ``[batch * kv_heads, seq, both
+    widths]``."""
+    return torch.cat((by_head(k), by_head(v)), dim=2)
+
+
 def _keys(places: Ranges, held: Tensor, widths: list[int]) -> Iterator[Keys]:
-    """``[batch, seq, kv_heads, both widths]``: keys and values of a rank, a part each."""
+    """Of a rank, a part each."""
     for part, both in zip(places, torch.split(held, [len(p) for p in places], 1), strict=True):
-        yield Keys(part, *map(by_head, torch.split(both, widths, dim=3)))
-
-
-def _summed(grads: Sequence[Tensor], batch: int) -> Tensor:
-    """The sum of what several queries gave to keys, or to values, as they travel."""
-    return from_head(torch.stack(list(grads)).sum(0), batch)
+        yield Keys(part, *torch.split(both, widths, dim=2))
 
 
 def _by_token(x: Tensor, batch: int) -> Tensor:
