@@ -69,6 +69,34 @@ def test_every_family_occurs() -> None:
     assert {case.family for case in PARITY} == set(FAMILIES)
 
 
+def test_every_way_to_divide_samples_occurs_with_everything_else() -> None:
+    """Full attention has rows of its own, and each way more ranks in the tests of attention."""
+    beside = ("alone", "tp", "pp", "pipelines", "border", "zero 1", "zero 2", "zero 3")
+    ways = ("ring", "rows", "heads", "heads and keys")
+    found = {each for plan in PLANS for each in _samples_divided(plan)}
+    assert found >= set(product(ways, beside))
+    assert {
+        n for plan in PLANS for _, _, stage in plan.stages() if (n := stage.mesh.size("cp"))
+    } == {1, 2, 4, 8}
+
+
+def _samples_divided(plan: Plan) -> Iterator[tuple[str, str]]:
+    """By way, what else a plan does with the same stage."""
+    others = {*_divided(plan)} & {"pp", "pipelines"}
+    for number, _, stage in plan.stages():
+        ranks, zero = stage.mesh.size("cp"), stage.zero
+        if ranks == 1:
+            continue
+        way = "heads" if stage.head_ways > 1 else "rows" if stage.scores == "rows" else "ring"
+        way += " and keys" if 1 < stage.head_ways < ranks else ""
+        more = {f"zero {zero}"} if zero else set()
+        more |= {"tp"} if stage.mesh.size("tp") > 1 else set()
+        sizes = {each.mesh.size("cp") for each in plan.pipelines[number].stages}
+        more |= {"border"} if len(sizes) > 1 else set()
+        plain = stage.mesh.size("dp") == 1 == len(plan.pipelines[number].positions())
+        yield from ((way, each) for each in more | others or ({"alone"} if plain else set()))
+
+
 def _divided(plan: Plan) -> Iterator[str]:
     """The ways in which a plan divides the work."""
     for name in NAMES:

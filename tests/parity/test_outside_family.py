@@ -32,6 +32,9 @@ LONG = [
          layers=((3, 1),)),
     Case("rows-heads2-cp4-zero3", shares=(6,), dp=((1,),), cp=((4,),), head_ways=2, scores="rows",
          zero=3),
+    Case("border-cp2-cp4-zero3", shares=(6,), dp=((1, 1),), cp=((2, 4),), layers=((1, 3),), zero=3),
+    Case("heads2-cp4-beside-cp2-tp2-zero2", shares=(4, 2), dp=((1,), (1,)), cp=((4,), (2,)),
+         tp=((1,), (2,)), head_ways=2, zero=2),
     Case("rows-cp2-tp2-beside-cp4", shares=(4, 2), dp=((1,), (1,)), cp=((2,), (4,)),
          tp=((2,), (1,)), scores="rows", zero=1),
 ]  # fmt: skip
