@@ -20,6 +20,7 @@ from torch import Tensor
 
 from weft.axes.registry import AXES
 from weft.comm.address import RankAddress
+from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.config.sections import AdamWConfig
 from weft.data.dataset import PackedSpec
@@ -95,6 +96,91 @@ def attend(address: RankAddress, way: str, seq: int, repeats: int) -> Taken:
     found = timed(lambda: torch.autograd.grad(core(*given, None), given, grad), repeats)
     comm.close()
     return found
+
+
+class Alone(Comm):
+    """One rank of several that are not there: what it gets is there at once, and zeros."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+
+    def exchange(self, _: Any, sizes: Any, **__: Any) -> Any:
+        room = [torch.zeros(size) for size in sizes]
+        return lambda: room
+
+
+def played(seq: int, repeats: int) -> dict[str, Any]:
+    """What each of two ranks of a ring computes beside half of what one process does, by the least
+    processor time of turns: other work on the machine does not count, and messages do not."""
+    torch.set_num_threads(1)
+    dim, ranks = Dim(name="seq", size=seq), (0, 1)
+    parts = tuple(AXES["cp"].part(dim, len(ranks), rank) for rank in ranks)
+    rings: list[Attend] = [
+        Ring(Sum(AxisGroup(Alone(rank), ranks), parts[rank], parts, None), causal=True)
+        for rank in ranks
+    ]
+    cores: list[Attend] = [causal_attention, *rings]
+    least = [float("inf")] * len(cores)
+    for _ in range(repeats + 1):
+        for number, core in enumerate(cores):
+            *given, grad = inputs(seq // 2 if number else seq)
+            begun = time.process_time()
+            torch.autograd.grad(core(*given, None), given, grad)
+            least[number] = min(least[number], time.process_time() - begun)
+    one, *two = least
+    return {
+        "name": f"attention, {seq} tokens, each of 2 ranks played alone",
+        "one, s of CPU": one,
+        **{f"rank {rank}, of ideal": one / 2 / each for rank, each in enumerate(two)},
+    }
+
+
+def around(address: RankAddress, seq: int, block_s: float, repeats: int) -> Taken:
+    """Keys and values of one sample round a ring, forward, and backward with their gradients, by
+    ranks that sleep so long for a block, as virtual chips do."""
+    torch.set_num_threads(1)
+    comm = join(address, backend="gloo", device=CPU, timeout_s=600)
+    ranks = tuple(range(address.world_size))
+    comm.open_groups([ranks])
+    dim = Dim(name="seq", size=seq)
+    parts = tuple(AXES["cp"].part(dim, len(ranks), rank) for rank in ranks)
+    ring = Ring(Sum(AxisGroup(comm, ranks), parts[address.rank], parts, None), causal=True)
+    own = torch.zeros(2 * KV_HEADS, seq // len(ranks), D_HEAD)
+
+    def gradient(_: object, held: Tensor) -> Tensor:
+        time.sleep(block_s / 2 if held is own else block_s)
+        return torch.zeros_like(held)
+
+    def both() -> None:
+        for _ in ring.round(own):
+            time.sleep(block_s)
+        ring.returned(own, gradient, lambda _: time.sleep(block_s / 2))
+
+    found = timed(both, repeats)
+    comm.close()
+    return found
+
+
+def behind_blocks(pool: WorkerPool, seq: int, repeats: int) -> dict[str, Any]:
+    """How much of a ring's traffic is hidden where a block takes longer than what travels beside
+    it, which is keys and gradients of twice the size in backward."""
+    ranks = 4
+
+    def taken(block_s: float) -> float:
+        found = pool.run(around, seq, block_s, repeats, world_size=ranks, timeout_s=600)
+        return max(each.wall_s for each in found)
+
+    alone = taken(0.0)
+    block_s = 1.5 * alone / (ranks - 1)
+    with_blocks = taken(block_s)
+    return {
+        "name": f"a ring of {ranks} for {seq} tokens, behind blocks of sleep",
+        "traffic alone, s": alone,
+        "a block, s": block_s,
+        "all, s": with_blocks,
+        "hidden": 1 - (with_blocks - 2 * ranks * block_s) / alone,
+    }
 
 
 def plan_of(spec: DecoderSpec, cp: int, samples: int) -> Plan:

@@ -1,7 +1,8 @@
 """Long samples divided among ranks, and samples of unequal documents given out by work.
 
-    python -m benchmarks.sequence [--only even,unpadded,ideal,lengths,memory] [--batches N]
-                                  [--timed N] [--steps N] [--repeats N] [--room MIB] [--json]
+    python -m benchmarks.sequence [--only even,unpadded,played,ideal,ring,lengths,memory]
+                                  [--divided N,N] [--batches N] [--timed N] [--steps N]
+                                  [--repeats N] [--room MIB] [--json]
 
 ``even``: how equal ranks become, and what that costs.
 On real text, the sources and the manual of Python, with a Llama of the demo's shape. First the work
@@ -12,8 +13,9 @@ makes batches ahead while this one trains, and what it waits for them is compare
 that gives nothing out, step by step in turns. ``unpadded``, on the same text: attention inside
 documents in blocks of queries, and in a call for each length. The rest is of
 ``benchmarks/long_sequences.py``: attention of two ranks beside half the time of one (``ideal``),
-steps of equally many tokens in longer and longer samples (``lengths``), and the longest sample in
-so much ``memory``.
+likewise of each rank of a ring ``played`` by this process, what a ``ring`` costs behind blocks of
+sleep, steps of equally many tokens in longer and longer samples (``lengths``), and the longest
+sample in so much ``memory``.
 """
 
 from __future__ import annotations
@@ -26,12 +28,20 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.long_sequences import beside_the_ideal, by_length, in_memory, unpadded
+from benchmarks.long_sequences import (
+    behind_blocks,
+    beside_the_ideal,
+    by_length,
+    in_memory,
+    played,
+    unpadded,
+)
 from weft.config.sections import DataConfig
 from weft.cost.flops import pairs_of_a_token
 from weft.data.batch import Batch
@@ -50,11 +60,15 @@ LENGTHS = (1024, 4096, 16384)
 RANKS = (2, 4, 8)
 EACH = 4
 """Samples of each rank."""
+EQUAL = 1.03
+"""Asked for, of equal work."""
 TIMED = 2048
 """Tokens of samples that are timed."""
-DIVIDED = (1024, 4096)
+DIVIDED = "1024,4096"
 """Tokens of samples that ranks divide."""
-PARTS = ("even", "unpadded", "ideal", "lengths", "memory")
+IN_A_RING = 1 << 15
+"""Tokens of a sample whose keys go round."""
+PARTS = ("even", "unpadded", "played", "ideal", "ring", "lengths", "memory")
 CPU = torch.device("cpu")
 
 
@@ -83,6 +97,7 @@ def by_cost(batches: int) -> list[dict[str, Any]]:
         for ranks in RANKS:
             spec = even(packed, ranks)
             dataset, before, after, seconds = spec.open(), [], [], []
+            allowed = []
             dataset.work(0)  # opens the index
             for number in range(batches):
                 begun = time.perf_counter()
@@ -91,16 +106,30 @@ def by_cost(batches: int) -> list[dict[str, Any]]:
                 seconds.append(time.perf_counter() - begun)
                 before.append(imbalance(work, spec.parts))
                 after.append(imbalance(work[order], spec.parts))
+                if least(work, ranks) <= EQUAL:
+                    allowed.append(after[-1])
             records.append(
                 {
                     "name": f"{ranks} ranks, {EACH} samples of {seq_len} tokens each",
                     "before": statistics.mean(before),
                     "after": statistics.mean(after),
                     "worst": max(after),
+                    "that allow 1.03": len(allowed) / batches,
+                    "within it, of those": sum(x <= EQUAL for x in allowed) / max(1, len(allowed)),
                     "ms": 1e3 * statistics.median(seconds),
                 }
             )
     return records
+
+
+def least(work: np.ndarray, ranks: int) -> float:
+    """What no way to give samples out goes below: of two ranks the best of all ways, of more the
+    greatest sample beside the smallest of others."""
+    if ranks == 2:
+        ways = (work[list(some)].sum() for some in combinations(range(2 * EACH), EACH))
+        return float(min(max(one, work.sum() - one) for one in ways) / work.sum() * 2)
+    smallest = np.sort(work)[: EACH - 1]
+    return float((work.max() + smallest.sum()) / EACH / work.mean())
 
 
 def train(model: Decoder, batch: Batch) -> None:
@@ -197,6 +226,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas")
+    parser.add_argument("--divided", default=DIVIDED, help="tokens of samples, with commas")
     parser.add_argument("--batches", type=int, default=100)
     parser.add_argument("--timed", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
@@ -217,20 +247,25 @@ def main() -> None:
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """What is asked for, part by part."""
-    asked = options.only.split(",")
+    asked, divided = options.only.split(","), tuple(map(int, options.divided.split(",")))
     if "even" in asked:
         yield from by_cost(options.batches)
         if options.timed:
             yield by_seconds(options.timed)
         yield hidden(options.steps)
     if "unpadded" in asked:
-        for seq_len in DIVIDED:
+        for seq_len in divided:
             yield unpadded(text(seq_len), options.repeats)
+    if "played" in asked:
+        for seq_len in divided:
+            yield played(seq_len, options.repeats)
     with WorkerPool() as pool:
         if "ideal" in asked:
-            yield from beside_the_ideal(pool, DIVIDED, options.repeats)
+            yield from beside_the_ideal(pool, divided, options.repeats)
+        if "ring" in asked:
+            yield behind_blocks(pool, IN_A_RING, options.repeats)
         if "lengths" in asked:
-            yield from by_length(pool, DIVIDED, options.repeats)
+            yield from by_length(pool, divided, options.repeats)
     if "memory" in asked:
         yield in_memory(options.room)
 
