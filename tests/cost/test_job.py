@@ -25,8 +25,8 @@ def times_of(forward: float, input_grad: float, weight_grad: float) -> StageTime
 
 def played(schedule, stages: list[StageTimes], many: int) -> float:
     positions = [list(dict.fromkeys(action.stage for action in actions)) for actions in schedule]
-    tape = write_tape(prove(schedule, positions, many), positions, [0] * many)
-    return tape.end(stages, [BorderTimes()] * (len(stages) - 1), [1.0])
+    tape = write_tape(prove(schedule, positions, many), positions, many)
+    return tape.end(stages, [BorderTimes()] * (len(stages) - 1), 1.0)
 
 
 @pytest.mark.parametrize("pp", [1, 2, 4, 7])

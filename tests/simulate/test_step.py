@@ -157,3 +157,26 @@ def test_products_of_fp32_take_the_rate_of_tf32_where_a_chip_has_it() -> None:
     measured = {H100.name: h100[0]}
     known = Knowledge(chips=measured, tf32=True).hardware_of(ALIKE.pools[0])
     assert known.chip is h100[0]
+
+
+@pytest.mark.parametrize(
+    ("ways", "samples", "micro", "most"),
+    [
+        (8, 10, 8, [1, 1]),  # one rank has the ninth, another the tenth
+        (16, 412, 144, [9, 9, 8]),  # 124 are 7.75 on each
+        (8, 44, 16, [2, 2, 2]),  # of the last twelve four ranks have two
+        (8, 36, 16, [2, 2, 1]),
+    ],
+)
+def test_a_smaller_last_microbatch_takes_as_long_as_who_has_most(
+    ways: int, samples: int, micro: int, most: list[int]
+) -> None:
+    base = plan([0, 32], dp=ways, tp=1)
+
+    def until_last_backward(samples: int, micro: int) -> float:
+        one = replace(base.pipelines[0], samples=samples, microbatch=micro)
+        whole = replace(base, pipelines=(one,))
+        return time_of_plan(whole, SPEC, ALIKE, seq_len=SEQ).timelines[0].step_s
+
+    expected = sum(until_last_backward(ways * n, ways * n) for n in most)
+    assert until_last_backward(samples, micro) == pytest.approx(expected, rel=1e-12)

@@ -25,7 +25,6 @@ from weft.cost.work import (
     Training,
     copies_in,
     dividing,
-    share,
     stride,
     width_of,
 )
@@ -88,6 +87,10 @@ class StageChoice(NamedTuple):
     def keeps_apart(self) -> bool:
         """What only updates need is not in the device's memory."""
         return keeps_apart(self.tier, HOST if self.work.eager else "")
+
+    def taking(self, samples: int) -> StageChoice:
+        """With so many samples of a microbatch on its rank."""
+        return self._replace(work=self.work._replace(samples=ceil(samples / self.passes)))
 
     def holding(self, layers: Layers, *, embeds: bool, predicts: float) -> StageChoice:
         """The same of a stage that holds other layers."""
@@ -181,6 +184,14 @@ def dtype_of(precision: Precision) -> Dtype:
     return "bf16" if width_of(precision) == 2 else "fp32"
 
 
+def most_samples(stage: StagePlan, size: int, rank: int | None = None) -> int:
+    """Of so many samples those of the rank that has most, or of one rank."""
+    if not stage.sample_shares:
+        return ceil(size / stage.mesh.sample_ways)
+    split = stage.mesh.split_samples(size, stage.sample_shares)
+    return max(map(len, split.values())) if rank is None else len(split[rank])
+
+
 def choice_of(
     pipeline: PipelinePlan,
     number: int,
@@ -202,10 +213,7 @@ def choice_of(
     """
     stage = pipeline.stages[number]
     axes = tuple((name, size) for name, size in stage.mesh.axes if size > 1)
-    samples = ceil(pipeline.microbatch / share(axes, "samples"))
-    if stage.sample_shares:
-        split = stage.mesh.split_samples(pipeline.microbatch, stage.sample_shares)
-        samples = max(map(len, split.values())) if rank is None else len(split[rank])
+    samples = most_samples(stage, pipeline.microbatch, rank)
     part_of_experts = _expert_part(stage.mesh, rank)
     mean = pipeline.microbatch / stage.mesh.sample_ways if stage.sample_shares else samples
     return StageChoice(

@@ -183,6 +183,11 @@ def gathered_part(gather: str, narrow: float, width: float) -> float:
     return 1 - narrow * (1 - CASTS[gather].value_bytes / width) if gather else 1.0
 
 
+def carried_part(size: int, most: int, ways: int, num_ranks: int) -> float:
+    """Part of the bytes of ``size`` samples on a mesh that a rank with ``most`` of them carries."""
+    return most * ways / (size * num_ranks)
+
+
 def borders_between(places: Sequence[object], number: int) -> int:
     """Borders of a pipeline that join the same two places as one does; by stage, where it is."""
     joined = [{*both} for both in pairwise(places)]
@@ -191,24 +196,32 @@ def borders_between(places: Sequence[object], number: int) -> int:
 
 def border_times(
     num_bytes: float,
-    num_ranks: Sequence[int],
+    parts: Sequence[float],
     fabrics: Sequence[Fabric],
     *,
     reach: Reach,
     shared_by: int = 1,
+    last: float | None = None,
 ) -> BorderTimes:
     """Of a microbatch of so many bytes from the first side to the second, or back.
 
-    Every rank of the smaller side carries its part. Between sites all goes one way, which
-    so many borders are ``shared_by``. What goes to other nodes, on or back, leaves by one port.
+    Between sites all goes one way, which so many borders are ``shared_by``. What goes to other
+    nodes, on or back, leaves by one port.
+
+    Args:
+        parts: Of the bytes, by side: of the rank that carries most, as ``carried_part`` has them.
+        last: Bytes that such a rank carries of a smaller last microbatch, beside those of a full
+            one.
     """
-    carried, here = num_bytes / min(num_ranks), fabrics[0]
+    carried, here = num_bytes * max(parts), fabrics[0]
     if reach == "sites":
         rate = min(side.site_bytes_s * side.site_chips for side in fabrics)
         latency_s = max(side.site_latency_s for side in fabrics)
         return BorderTimes(transfer_s=num_bytes * shared_by / rate, latency_s=latency_s)
     if reach == "node":
-        rate = min(side.inside_bytes_s for side in fabrics)
-        return BorderTimes(transfer_s=carried / rate, latency_s=here.inside_latency_s)
-    transfer_s = carried / min(side.across_bytes_s for side in fabrics)
-    return BorderTimes(transfer_s=transfer_s, latency_s=here.across_latency_s, is_shared=True)
+        rate, late_s = min(side.inside_bytes_s for side in fabrics), here.inside_latency_s
+    else:
+        rate, late_s = min(side.across_bytes_s for side in fabrics), here.across_latency_s
+    return BorderTimes(
+        transfer_s=carried / rate, latency_s=late_s, is_shared=reach != "node", last=last
+    )

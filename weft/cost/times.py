@@ -20,6 +20,15 @@ class StageTimes:
     update_s: float = 0.0
     """Once a step: reducing gradients, updating, publishing parameters, as far as nothing hides
     it."""
+    last: StageTimes | None = None
+    """For the last microbatch, where that is smaller: of the rank that then has most. None: in
+    proportion to its samples."""
+
+    def of_sizes(self, kind: Kind, size: float) -> tuple[float, float]:
+        """Seconds of one action for a full microbatch, and for the last, which is such a part of
+        one."""
+        full = self.of(kind)
+        return full, full * size if self.last is None else self.last.of(kind)
 
     def scaled(self, factor: float, update_s: float = 0.0) -> StageTimes:
         """The times of a part of the stage, or on another chip; of microbatches alone."""
@@ -28,6 +37,7 @@ class StageTimes:
             input_grad_s=self.input_grad_s * factor,
             weight_grad_s=self.weight_grad_s * factor,
             update_s=update_s,
+            last=self.last and self.last.scaled(factor, update_s),
         )
 
     @property
@@ -57,6 +67,7 @@ def longest(every: Sequence[StageTimes]) -> StageTimes:
         input_grad_s=max(each.input_grad_s for each in every),
         weight_grad_s=max(each.weight_grad_s for each in every),
         update_s=max(each.update_s for each in every),
+        last=longest([each.last or each for each in every]) if every[0].last else None,
     )
 
 
@@ -74,3 +85,11 @@ class BorderTimes:
     is_shared: bool = False
     """What leaves a position over it does so by the one wire of all such borders, as over the port
     of a node; off: each way of each border has a wire of its own."""
+    last: float | None = None
+    """Part of the time that the last microbatch takes: what the rank that has most of it sends.
+    None: in proportion to its samples."""
+
+    def of_sizes(self, size: float) -> tuple[float, float]:
+        """Seconds on the wire of a full microbatch, and of the last, which is such a part of
+        one."""
+        return self.transfer_s, self.transfer_s * (size if self.last is None else self.last)

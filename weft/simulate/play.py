@@ -54,9 +54,9 @@ def simulate_plan(
         borders: As ``PipelinePlan.borders`` has them. Stages of one position hand on for nothing.
     """
     pattern = Pattern.of(pipeline)
-    tape, sizes = tape_of(pattern), (1.0, last_size(pipeline.samples, pipeline.microbatch))
+    tape, last = tape_of(pattern), last_size(pipeline.samples, pipeline.microbatch)
     spans: list[list[Span]] = [[] for _ in range(tape.num_positions)]
-    began, ended = tape.play(stages, borders, sizes)
+    began, ended = tape.play(stages, borders, last)
     for action, row in zip(proven_order(pattern), tape.rows, strict=True):
         spans[tape.position[row]].append(Span(action, began[row], ended[row]))
     return Timeline(tuple(tuple(row) for row in spans))
@@ -64,4 +64,9 @@ def simulate_plan(
 
 def last_size(samples: int, microbatch: int) -> float:
     """Of the last microbatch, as a part of a full one."""
-    return ((samples - 1) % microbatch + 1) / microbatch
+    return last_samples(samples, microbatch) / microbatch
+
+
+def last_samples(samples: int, microbatch: int) -> int:
+    """Of the last microbatch."""
+    return (samples - 1) % microbatch + 1

@@ -12,10 +12,24 @@ from functools import lru_cache
 from math import log2
 
 from weft.cluster.view import ChipPool, ClusterView, Site
-from weft.cost.choice import StageChoice, choice_of, num_sites, state_parts, ways_of_domains
+from weft.cost.choice import (
+    StageChoice,
+    choice_of,
+    most_samples,
+    num_sites,
+    state_parts,
+    ways_of_domains,
+)
 from weft.cost.memory import Overheads, params_of
 from weft.cost.rates import CostFunction, Roofline
-from weft.cost.sends import border_bytes, border_times, border_width, gathered_part, sums_part
+from weft.cost.sends import (
+    border_bytes,
+    border_times,
+    border_width,
+    carried_part,
+    gathered_part,
+    sums_part,
+)
 from weft.cost.sent import narrow_part
 from weft.cost.times import BorderTimes, StageTimes, longest
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
@@ -24,7 +38,7 @@ from weft.cost.work import ALL_BY_ADAMW, Training
 from weft.models.registry import shape_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.simulate.play import Timeline, simulate_plan
+from weft.simulate.play import Timeline, last_samples, simulate_plan
 
 LINK_REACHED = 0.7
 """Part of a link's printed rate that collectives reach inside a node."""
@@ -177,6 +191,12 @@ def _sharing(
     return joined.count({places[end] for end in ends}) * len(plan.pipelines)
 
 
+def _carried(stage: StagePlan, size: int) -> float:
+    """As ``border_times`` wants it, of so many samples."""
+    mesh = stage.mesh
+    return carried_part(size, most_samples(stage, size), mesh.sample_ways, len(mesh.ranks))
+
+
 def _gathers(stage: StagePlan, choice: StageChoice, spec: ModelSpec, training: Training) -> float:
     """Part of the bytes of its parameters that a stage gathers."""
     if not stage.gather:
@@ -211,12 +231,15 @@ def times_of_plan(
         if stage.mesh.ranks == after.mesh.ranks:
             return BorderTimes()
         sizes = pipeline.microbatch, seq_len, border_width(pipeline, ends[0], shape.d_model)
+        full, rest = pipeline.microbatch, last_samples(pipeline.samples, pipeline.microbatch)
+        parts, small = ([_carried(each, size) for each in (stage, after)] for size in (full, rest))
         return border_times(
             border_bytes(stage.precision, *sizes, cast=stage.border),
-            (len(stage.mesh.ranks), len(after.mesh.ranks)),
+            parts,
             [each.fabric for end in ends for each in sides[end]],
             reach=cluster.reach((*stage.mesh.ranks, *after.mesh.ranks)),
             shared_by=_sharing(plan, pipeline, ends, cluster),
+            last=max(small) * rest / (max(parts) * full),
         )
 
     ways, unlike, sites = ways_of_domains(plan), state_parts(plan), num_sites(plan, cluster)
@@ -242,7 +265,17 @@ def times_of_plan(
             )
             for choice, r in zip(each, ranks, strict=True)
         )
-        return longest([stage_times(shape, *pair) for pair in both])
+        pairs = list(both)
+        full = longest([stage_times(shape, *pair) for pair in pairs])
+        size = last_samples(pipeline.samples, pipeline.microbatch)
+        if size == pipeline.microbatch:
+            return full
+        last = [
+            stage_times(shape, choice.taking(most), where)
+            for rank, (choice, where) in zip(ranks, pairs, strict=True)
+            if (most := most_samples(stage, size, rank))
+        ]
+        return replace(full, last=longest(last))
 
     @lru_cache
     def hardware(rank: int) -> Hardware:

@@ -17,6 +17,8 @@ from weft.schedules.action import Action, Key, Kind, awaited
 from weft.schedules.known import Pattern, proven_order
 
 _KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
+_SIZES = 2
+"""Of microbatches: full ones, and the last."""
 _NONE = -1
 _NOWHERE = BorderTimes()
 SAME = 1e-9
@@ -45,13 +47,13 @@ class Tape:
     """The position that each wire leaves."""
 
     def play(
-        self, stages: Sequence[StageTimes], borders: Sequence[BorderTimes], sizes: Sequence[float]
+        self, stages: Sequence[StageTimes], borders: Sequence[BorderTimes], last: float
     ) -> tuple[list[float], list[float]]:
         """When each action has begun, and when it has ended.
 
-        ``sizes``: the unlike sizes of microbatches, 1 for a full one, that the codes refer to.
+        ``last``: samples of the last microbatch, as a part of a full one's.
         """
-        takes, carry, late = _durations(stages, borders, sizes, self.num_chained)
+        takes, carry, late = _durations(stages, borders, last, self.num_chained)
         free, ports = [0.0] * self.num_positions, self._ports(borders)
         sent = [0.0] * (self.num_positions + 2 * len(borders))
         began: list[float] = []
@@ -73,10 +75,10 @@ class Tape:
         return began, ended
 
     def end(
-        self, stages: Sequence[StageTimes], borders: Sequence[BorderTimes], sizes: Sequence[float]
+        self, stages: Sequence[StageTimes], borders: Sequence[BorderTimes], last: float
     ) -> float:
         """When the last action of ``play`` has ended, computed faster than all ends."""
-        takes, carry, late = _durations(stages, borders, sizes, self.num_chained)
+        takes, carry, late = _durations(stages, borders, last, self.num_chained)
         free, ports = [0.0] * self.num_positions, self._ports(borders)
         sent = [0.0] * (self.num_positions + 2 * len(borders))
         arrived: list[float] = []
@@ -121,7 +123,7 @@ class Tape:
 def _durations(
     stages: Sequence[StageTimes],
     borders: Sequence[BorderTimes],
-    sizes: Sequence[float],
+    last: float,
     num_chained: int,
 ) -> tuple[list[float], list[float], list[float]]:
     """By code: of the action; how long its result occupies the wire; how much later it is there.
@@ -132,27 +134,25 @@ def _durations(
     ways += [(_NOWHERE, _NOWHERE)] * (len(stages) - num_chained)
     hops = [down if kind == "F" else up for up, down in ways for kind in _KINDS]
     hops += borders[num_chained - 1 :]
-    takes = [stage.of(kind) * size for stage in stages for kind in _KINDS for size in sizes]
-    takes += [0.0] * (len(hops) * len(sizes) - len(takes))
-    carry = [hop.transfer_s * size for hop in hops for size in sizes]
-    return takes, carry, [hop.latency_s for hop in hops for _ in sizes]
+    takes = [s for stage in stages for kind in _KINDS for s in stage.of_sizes(kind, last)]
+    takes += [0.0] * (len(hops) * _SIZES - len(takes))
+    carry = [seconds for hop in hops for seconds in hop.of_sizes(last)]
+    return takes, carry, [hop.latency_s for hop in hops for _ in range(_SIZES)]
 
 
 def write_tape(
     order: Sequence[Action],
     positions: Sequence[Sequence[int]],
-    size_of: Sequence[int],
+    num_microbatches: int,
     *,
     heads: int = 0,
 ) -> Tape:
     """The tape of actions in a proven order.
 
-    ``size_of``: for each microbatch, which of the unlike sizes it has. ``heads``: as ``awaited``
-    has it.
+    ``heads``: as ``awaited`` has it.
     """
     place_of = {stage: p for p, stages in enumerate(positions) for stage in stages}
     split = any(action.kind == "I" for action in order)
-    num_sizes = max(size_of, default=0) + 1
     num_stages = len(place_of)
     chained = num_stages - heads
     tape = Tape(len(positions), chained, *(array("i") for _ in range(6)))
@@ -161,7 +161,7 @@ def write_tape(
     """The row that hands a result on to a stage, where it has one of its own."""
     for action in order:
         kind, stage, microbatch = action
-        place, size = place_of[stage], size_of[microbatch]
+        place, size = place_of[stage], int(microbatch == num_microbatches - 1)
         travels = [
             handed.get((need, stage), number[need])
             for need in awaited(action, num_stages, split=split, heads=heads)
@@ -169,15 +169,15 @@ def write_tape(
         ]
         first, *others = travels or (_NONE,)
         for before in others:
-            tape.add(place, 4 * num_stages * num_sizes, before)
-        code = (4 * stage + _KINDS.index(kind)) * num_sizes + size
+            tape.add(place, 4 * num_stages * _SIZES, before)
+        code = (4 * stage + _KINDS.index(kind)) * _SIZES + size
         wire = _wire(action, place_of, chained)
         number[action] = tape.add(place, code, first, wire)
         tape.rows.append(number[action])
         if stage == 0 and kind in ("B", "I"):
             tape.first_backs.append(number[action])
         for border, taker in _fanned(action, place_of, chained, heads):
-            code = (4 * num_stages + border - chained + 1) * num_sizes + size
+            code = (4 * num_stages + border - chained + 1) * _SIZES + size
             row = tape.add(place, code, wire=2 * border + (kind != "F"))
             handed[action, taker] = row
     return tape
@@ -207,10 +207,8 @@ def _fanned(
 @lru_cache(maxsize=256)
 def tape_of(pattern: Pattern) -> Tape:
     """The tape of a pattern; its last microbatch has a size of its own."""
-    positions = pattern.positions
-    last = pattern.num_microbatches - 1
-    sizes = [int(m == last) for m in range(last + 1)]
-    return write_tape(proven_order(pattern), positions, sizes, heads=len(pattern.heads))
+    order, many = proven_order(pattern), pattern.num_microbatches
+    return write_tape(order, pattern.positions, many, heads=len(pattern.heads))
 
 
 def seconds_each(pattern: Pattern, ended: Sequence[float]) -> float:

@@ -36,6 +36,16 @@ class Slope(NamedTuple):
     def at(self, layers: float) -> float:
         return self.base + self.each * layers
 
+    def times(self, many: float) -> Slope:
+        return Slope(many * self.base, many * self.each)
+
+    def plus(self, other: Slope) -> Slope:
+        return Slope(self.base + other.base, self.each + other.each)
+
+    def after(self, seconds: float) -> Slope:
+        """That begins so much later."""
+        return Slope(self.base + seconds, self.each)
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -71,6 +81,8 @@ class Flow:
     """What bounds know of a pipeline: its meshes and borders, and what flows through them."""
 
     meshes: Sequence[MeshTimes]
+    lasts: Sequence[MeshTimes]
+    """For the last microbatch, which may be smaller."""
     borders: Sequence[BorderTimes]
     line: Line
     num_layers: int
@@ -79,71 +91,74 @@ class Flow:
 def bounds_of(flow: Flow, least: Sequence[int]) -> Bounds:
     """Bounds on a step without ``least_once``, where meshes have at least these layers.
 
-    With a smaller last microbatch there are two of each: with all of it, and without it.
+    With a smaller last microbatch there are two of each: with it as the last, and without it.
     """
-    meshes = flow.meshes
     samples, micro = flow.line.samples, flow.line.micro
-    last = last_size(samples, micro)
-    amounts = [(samples / micro, last)]
-    if last < 1:
-        amounts.append((float(samples // micro), 1.0))
-    slopes: list[list[Slope]] = [[] for _ in meshes]
-    for many, size in amounts:
-        way = _Way(flow, least, size)
-        for p, mesh in enumerate(meshes):
-            slopes[p] += _alone(way, p, mesh, many)
+    many, size = -(-samples // micro), last_size(samples, micro)
+    ends = [(many - 1, flow.lasts, size)]
+    if size < 1 and many > 1:
+        ends.append((many - 2, flow.meshes, 1.0))
+    slopes: list[list[Slope]] = [[] for _ in flow.meshes]
+    for before, lasts, part in ends:
+        way = _Way(flow, least, lasts, part)
+        for p, both in enumerate(zip(flow.meshes, lasts, strict=True)):
+            slopes[p] += _alone(way, p, *both, before)
             if way.through is not None:
-                slopes[p] += _with_others(way, p, mesh, many)
+                slopes[p] += _with_others(way, p, both[0], before)
     return Bounds(slopes)
 
 
 class _Way:
     """How long microbatches are on their way down to each mesh, and from it back up."""
 
-    def __init__(self, flow: Flow, least: Sequence[int], size: float) -> None:
-        meshes, schedule = flow.meshes, SCHEDULES[flow.line.schedule]
-        self.schedule, self.size, self.num_meshes = flow.line.schedule, size, len(meshes)
+    def __init__(
+        self, flow: Flow, least: Sequence[int], lasts: Sequence[MeshTimes], size: float
+    ) -> None:
+        """``lasts``: of the last that comes back, which is such a part of a full one."""
+        schedule = SCHEDULES[flow.line.schedule]
+        self.schedule, self.num_meshes = flow.line.schedule, len(lasts)
         chunks, self.splits = schedule.chunks, schedule.splits_backward
         self.down, self.up = [0.0], [0.0]
-        for mesh, layers, border in zip(meshes, least, flow.borders, strict=False):
+        first = flow.lasts if flow.line.samples <= flow.line.micro else flow.meshes
+        ways = zip(first, lasts, least, flow.borders, strict=False)
+        for mesh, last, layers, border in ways:
             early = -(-layers // chunks)
             forward = mesh.first_forward + early * mesh.forward.each
-            back = mesh.first_back + early * mesh.back.each
-            self.down.append(self.down[-1] + forward + border.transfer_s + border.latency_s)
-            self.up.append(self.up[-1] + (back + border.transfer_s) * size + border.latency_s)
+            back = last.first_back + early * last.back.each
+            there_s, back_s = border.of_sizes(size)
+            self.down.append(self.down[-1] + forward + there_s + border.latency_s)
+            self.up.append(self.up[-1] + back + back_s + border.latency_s)
         self.through: float | None = None
         """Seconds of a microbatch through all meshes and back, where none overtakes another."""
         if flow.line.schedule in ("1f1b", "gpipe"):
-            borders = sum(s.transfer_s * (1 + size) + 2 * s.latency_s for s in flow.borders)
-            fewest = flow.num_layers * min(m.whole.each for m in meshes)
-            known = sum(m.whole.each * n for m, n in zip(meshes, least, strict=True))
-            base = sum(m.whole.base for m in meshes)
-            self.through = size * (base + max(fewest, known)) + borders
+            borders = sum(2 * (s.of_sizes(size)[1] + s.latency_s) for s in flow.borders)
+            fewest = flow.num_layers * min(m.whole.each for m in lasts)
+            known = sum(m.whole.each * n for m, n in zip(lasts, least, strict=True))
+            self.through = sum(m.whole.base for m in lasts) + max(fewest, known) + borders
 
 
-def _alone(way: _Way, p: int, mesh: MeshTimes, many: float) -> Iterator[Slope]:
+def _alone(way: _Way, p: int, mesh: MeshTimes, last: MeshTimes, before: int) -> Iterator[Slope]:
     """All that a mesh does itself, between the way down and the way up."""
     there, back = way.down[p], way.up[p]
+    whole = mesh.whole.times(before).plus(last.whole)
     if not way.splits:
-        yield Slope(there + back + many * mesh.whole.base, many * mesh.whole.each)
+        yield whole.after(there + back)
         return
-    yield Slope(there + many * mesh.whole.base, many * mesh.whole.each)
-    base, each = mesh.forward.base + mesh.back.base, mesh.forward.each + mesh.back.each
-    yield Slope(there + back + many * base, many * each)
+    yield whole.after(there)
+    early = mesh.forward.plus(mesh.back).times(before).plus(last.forward).plus(last.back)
+    yield early.after(there + back)
 
 
-def _with_others(way: _Way, p: int, mesh: MeshTimes, many: float) -> Iterator[Slope]:
-    """A microbatch through all other meshes, and what a mesh does of the others meanwhile.
+def _with_others(way: _Way, p: int, mesh: MeshTimes, before: int) -> Iterator[Slope]:
+    """The last microbatch through all other meshes, and what a mesh does of the others meanwhile.
 
     Under 1F1B a mesh can do no more than its first few forwards until the first one is back.
     """
     assert way.through is not None, way.schedule
     waiting = way.num_meshes - 1 - p if way.schedule == "1f1b" else 0
-    rest = many - way.size
-    base = way.through + rest * mesh.whole.base - waiting * mesh.forward.base
-    each = rest * mesh.whole.each - waiting * mesh.forward.each
-    if many > waiting and each > 0:
-        yield Slope(base, each)
+    slope = mesh.whole.times(before).plus(mesh.forward.times(-waiting)).after(way.through)
+    if before >= waiting and slope.each > 0:
+        yield slope
 
 
 def mesh_times(

@@ -12,10 +12,10 @@ from weft.cluster.view import Reach
 from weft.cost.activations import stage_away
 from weft.cost.choice import StageChoice, dtype_of
 from weft.cost.memory import StageMemory, stage_memory
-from weft.cost.sends import border_bytes, border_times
+from weft.cost.sends import border_bytes, border_times, carried_part
 from weft.cost.times import BorderTimes, StageTimes
 from weft.cost.timing import Hardware, stage_times
-from weft.cost.work import StageWork, dividing
+from weft.cost.work import StageWork, dividing, share
 from weft.models.registry import shape_of
 from weft.plan.plan import ZeroLevel
 from weft.planner.casts import saves_bytes
@@ -45,6 +45,19 @@ class Rank(NamedTuple):
     """Chips of each node that the section uses."""
     choice: StageChoice
     """Without layers."""
+
+    @property
+    def ways(self) -> int:
+        """Into which its mesh divides samples."""
+        return share(self.choice.axes, "samples")
+
+    def most(self, size: int) -> int:
+        """Of so many samples those that it has at most."""
+        return -(-size // self.ways)
+
+    def carried(self, size: int) -> float:
+        """Part of the bytes of so many samples that it carries over a border."""
+        return carried_part(size, self.most(size), self.ways, self.choice.num_ranks)
 
 
 class Bytes(NamedTuple):
@@ -86,6 +99,8 @@ class Costs:
         """Most layers of a mesh, by all that decides; of the routes that ask."""
         self.times: Callable[[Rank, Held], StageTimes] = cache(self._times)
         """One full microbatch, and what a step does once."""
+        self.ragged: Callable[[Rank, int, Held], StageTimes] = cache(self._ragged)
+        """Likewise, with a last microbatch of which the rank has so many samples."""
         self.bytes: Callable[[int, StageChoice, Held], Bytes] = cache(self._bytes)
         """Memory of a stage, apart from how many microbatches it holds."""
         self.hardware: Callable[[int, int], Hardware] = cache(self._hardware)
@@ -171,6 +186,10 @@ class Costs:
         hardware = self.hardware(rank.pool, rank.per_node)
         return stage_times(self.shape, held.of(rank.choice), hardware)
 
+    def _ragged(self, rank: Rank, last: int, held: Held) -> StageTimes:
+        small = rank._replace(choice=rank.choice.taking(last))
+        return replace(self.times(rank, held), last=self.times(small, held))
+
     def _bytes(self, pool: int, choice: StageChoice, held: Held) -> Bytes:
         parts = self.memory(pool, choice, held)
         on_host = 0.0
@@ -196,16 +215,27 @@ class Costs:
         return stage_memory(self.shape, held.of(choice), overheads)
 
     def border(
-        self, ranks: tuple[Rank, Rank], micro: int, *, reach: Reach, crossing: int
+        self, ranks: tuple[Rank, Rank], sizes: tuple[int, int], *, reach: Reach, crossing: int
     ) -> BorderTimes:
-        """Between stages on two meshes; ``crossing``: of the pipeline, between the same sites."""
-        numbers = [each.choice.num_ranks for each in ranks]
+        """Between stages on two meshes.
+
+        Args:
+            sizes: Samples of a microbatch, and of the last.
+            crossing: Borders of the pipeline, between the same sites.
+        """
+        micro, last = sizes
+        parts, small = ([each.carried(size) for each in ranks] for size in sizes)
         fabrics = [self.hardware(each.pool, each.per_node).fabric for each in ranks]
         part = self.message_part(*ranks, inside=reach == "node")
         workload = self.workload
         whole = border_bytes(workload.precision, micro, workload.seq_len, self.shape.d_model)
         return border_times(
-            part * whole, numbers, fabrics, reach=reach, shared_by=crossing * self.num_pipelines
+            part * whole,
+            parts,
+            fabrics,
+            reach=reach,
+            shared_by=crossing * self.num_pipelines,
+            last=max(small) * last / (max(parts) * micro),
         )
 
     def message_part(self, here: Rank, there: Rank, *, inside: bool) -> float:

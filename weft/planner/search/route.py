@@ -18,7 +18,7 @@ from weft.planner.search.costs import Costs, Held, Rank
 from weft.schedules.border_memory import borders_at_peak
 from weft.schedules.known import Pattern, held_at_peak
 from weft.schedules.registry import SCHEDULES
-from weft.simulate.play import last_size
+from weft.simulate.play import last_samples, last_size
 from weft.simulate.tape import seconds_each, tape_of
 
 FULL_AFTER = 3
@@ -49,6 +49,11 @@ class Route:
         line = self.line
         num_stages = SCHEDULES[line.schedule].chunks * self.num_meshes
         return Pattern(line.schedule, self.num_meshes, num_stages, -(-line.samples // line.micro))
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Samples of a microbatch, and of the last."""
+        return self.line.micro, last_samples(self.line.samples, self.line.micro)
 
     @cached_property
     def positions(self) -> list[tuple[int, ...]]:
@@ -120,7 +125,7 @@ class Route:
         if here == there:
             return _NOTHING
         ranks = self.ranks[here], self.ranks[there]
-        return self.costs.border(ranks, self.line.micro, reach=reach, crossing=crossing)
+        return self.costs.border(ranks, self.sizes, reach=reach, crossing=crossing)
 
     def timed(self, layers: tuple[int, ...]) -> Timed:
         """The pipeline with these layers on its meshes."""
@@ -133,9 +138,16 @@ class Route:
         once = 0.0
         for rank, stages in zip(self.ranks, self.positions, strict=True):
             for stage in stages:
-                times[stage] = self.costs.times(rank, self._held(stage, counts[stage]))
+                times[stage] = self._times(rank, self._held(stage, counts[stage]))
             once = max(once, sum(times[stage].update_s for stage in stages))
         return self._until_last_backward(times) + once
+
+    def _times(self, rank: Rank, held: Held) -> StageTimes:
+        """Of a stage, with a smaller last microbatch where there is one."""
+        micro, last = self.sizes
+        if last == micro:
+            return self.costs.times(rank, held)
+        return self.costs.ragged(rank, rank.most(last), held)
 
     @property
     def actions(self) -> int:
@@ -160,16 +172,16 @@ class Route:
 
     def _until_last_backward(self, times: Sequence[StageTimes]) -> float:
         """A long step grows with its microbatches, and no less than its busiest mesh or border."""
-        sizes = 1.0, last_size(self.line.samples, self.line.micro)
+        size = last_size(self.line.samples, self.line.micro)
         first, last = self.played[0], self.played[-1]
         more = self.pattern.num_microbatches - last.num_microbatches
         if not more:
-            return tape_of(last).end(times, self.borders, sizes)
+            return tape_of(last).end(times, self.borders, size)
         if last is first:
-            ended = tape_of(last).play(times, self.borders, sizes)[1]
+            ended = tape_of(last).play(times, self.borders, size)[1]
             end, each = max(ended), seconds_each(last, ended)
         else:
-            ends = [tape_of(part).end(times, self.borders, sizes) for part in self.played]
+            ends = [tape_of(part).end(times, self.borders, size) for part in self.played]
             end, each = ends[-1], (ends[-1] - ends[0]) / self.num_meshes
         busy = max(
             sum(times[s].of("F") + times[s].of("B") for s in held) for held in self.positions
@@ -240,8 +252,14 @@ class Route:
         free = self._ranks([section._replace(zero=0) for section in self.line.sections])
         split = SCHEDULES[self.line.schedule].splits_backward
         times = cache(partial(mesh_times, self.costs, split=split))
+        micro, last = self.sizes
+        small = [rank._replace(choice=rank.choice.taking(rank.most(last))) for rank in free]
+        meshes = [times(*each) for each in zip(free, self.ends, strict=True)]
         return Flow(
-            meshes=[times(*each) for each in zip(free, self.ends, strict=True)],
+            meshes=meshes,
+            lasts=meshes
+            if last == micro
+            else [times(*each) for each in zip(small, self.ends, strict=True)],
             borders=self.borders,
             line=self.line,
             num_layers=self.costs.num_layers,

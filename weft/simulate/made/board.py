@@ -45,9 +45,9 @@ class Shop:
 
     def tables(self) -> Tables:
         """What boards look up."""
-        sizes, kinds = (1.0, self.last), _SPLIT if self.split else _WHOLE
+        kinds = _SPLIT if self.split else _WHOLE
         place = {stage: p for p, held in enumerate(self.positions) for stage in held}
-        takes = [_takes(stage, kinds, sizes) for stage in self.stages]
+        takes = [[stage.of_sizes(kind, self.last) for kind in kinds] for stage in self.stages]
         near = [place[s] == place[s + 1] for s in range(len(self.stages) - 1)]
         hops = [FREE if here else hop for here, hop in zip(near, self.borders, strict=True)]
         bounds = _Bounds(takes, hops, self)
@@ -60,7 +60,7 @@ class Shop:
             room=self.room,
             takes=takes,
             near=near,
-            carry=[[hop.transfer_s * size for size in sizes] for hop in hops],
+            carry=[hop.of_sizes(self.last) for hop in hops],
             late=[hop.latency_s for hop in hops],
             is_shared=[hop.is_shared for hop in hops],
             rest=bounds.rest(),
@@ -73,17 +73,11 @@ def _ahead(positions: Sequence[tuple[int, ...]]) -> dict[int, int]:
     return {s: len(held) - 1 - n for held in positions for n, s in enumerate(held)}
 
 
-def _takes(
-    stage: StageTimes, kinds: Sequence[Kind], sizes: tuple[float, float]
-) -> list[list[float]]:
-    return [[stage.of(kind) * size for size in sizes] for kind in kinds]
-
-
 @dataclass(frozen=True, slots=True)
 class _Bounds:
     """What bounds are made of."""
 
-    takes: list[list[list[float]]]
+    takes: list[list[tuple[float, float]]]
     hops: list[BorderTimes]
     shop: Shop
 
@@ -94,16 +88,16 @@ class _Bounds:
         return [sum(each[stage] for stage in held) for held in self.shop.positions]
 
     def head(self) -> list[float]:
-        size = 1.0 if self.shop.num_microbatches > 1 else self.shop.last
+        alone = self.shop.num_microbatches == 1
         ways = [
-            stage[_F][size < 1.0] + hop.transfer_s * size + hop.latency_s
+            stage[_F][alone] + hop.of_sizes(self.shop.last)[alone] + hop.latency_s
             for stage, hop in zip(self.takes, self.hops, strict=False)
         ]
         return list(accumulate(ways, initial=0.0))
 
     def back(self) -> list[float]:
         ways = [
-            stage[_I][1] + hop.transfer_s * self.shop.last + hop.latency_s
+            stage[_I][1] + hop.of_sizes(self.shop.last)[1] + hop.latency_s
             for stage, hop in zip(self.takes, self.hops, strict=False)
         ]
         return list(accumulate(ways, initial=self.takes[0][_W][1] if self.shop.split else 0.0))
@@ -122,11 +116,11 @@ class Tables:
     ahead: dict[int, int]
     """By stage: later ones of its position."""
     room: tuple[int, ...]
-    takes: list[list[list[float]]]
+    takes: list[list[tuple[float, float]]]
     """By stage, by kind: of a full microbatch, and of the last."""
     near: list[bool]
     """By border: it is inside a position."""
-    carry: list[list[float]]
+    carry: list[tuple[float, float]]
     """By border: how long a full microbatch, and the last, occupy the wire."""
     late: list[float]
     is_shared: list[bool]

@@ -47,8 +47,8 @@ class Making:
     budget: int = BUDGET
 
     def seconds(self, pipeline: PipelinePlan) -> float:
-        sizes = 1.0, last_size(pipeline.samples, pipeline.microbatch)
-        return tape_of(Pattern.of(pipeline)).end(self.stages, self.borders, sizes)
+        last = last_size(pipeline.samples, pipeline.microbatch)
+        return tape_of(Pattern.of(pipeline)).end(self.stages, self.borders, last)
 
     def fits(self, pipeline: PipelinePlan) -> bool:
         held = held_at_peak(Pattern.of(pipeline))
