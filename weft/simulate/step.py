@@ -36,6 +36,7 @@ from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
 from weft.cost.work import ALL_BY_ADAMW, Training
 from weft.models.registry import shape_of
+from weft.models.shape import ModelShape
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.simulate.play import Timeline, last_samples, simulate_plan
@@ -191,10 +192,39 @@ def _sharing(
     return joined.count({places[end] for end in ends}) * len(plan.pipelines)
 
 
-def _carried(stage: StagePlan, size: int) -> float:
-    """As ``border_times`` wants it, of so many samples."""
-    mesh = stage.mesh
-    return carried_part(size, most_samples(stage, size), mesh.sample_ways, len(mesh.ranks))
+def _carried(
+    pipeline: PipelinePlan, ends: tuple[StagePlan, StagePlan]
+) -> tuple[list[float], float]:
+    """What ``border_times`` wants of a border between two stages: parts of a full microbatch, and
+    the last beside that."""
+    full, rest = pipeline.microbatch, last_samples(pipeline.samples, pipeline.microbatch)
+
+    def parts(size: int) -> list[float]:
+        meshes = ((most_samples(stage, size), stage.mesh) for stage in ends)
+        return [carried_part(size, most, m.sample_ways, len(m.ranks)) for most, m in meshes]
+
+    return parts(full), max(parts(rest)) * rest / (max(parts(full)) * full)
+
+
+def _last(
+    shape: ModelShape,
+    pipeline: PipelinePlan,
+    stage: StagePlan,
+    every: Mapping[int, tuple[StageChoice, Hardware]],
+) -> StageTimes | None:
+    """Of a stage in the last microbatch, where that is smaller; ``every``: of the ranks that
+    speak for it."""
+    size = last_samples(pipeline.samples, pipeline.microbatch)
+    if size == pipeline.microbatch:
+        return None
+    most = {rank: most_samples(stage, size, rank) for rank in every}
+    return longest(
+        [
+            stage_times(shape, choice.taking(most[rank]), hardware)
+            for rank, (choice, hardware) in every.items()
+            if most[rank]
+        ]
+    )
 
 
 def _gathers(stage: StagePlan, choice: StageChoice, spec: ModelSpec, training: Training) -> float:
@@ -231,15 +261,14 @@ def times_of_plan(
         if stage.mesh.ranks == after.mesh.ranks:
             return BorderTimes()
         sizes = pipeline.microbatch, seq_len, border_width(pipeline, ends[0], shape.d_model)
-        full, rest = pipeline.microbatch, last_samples(pipeline.samples, pipeline.microbatch)
-        parts, small = ([_carried(each, size) for each in (stage, after)] for size in (full, rest))
+        parts, last = _carried(pipeline, (stage, after))
         return border_times(
             border_bytes(stage.precision, *sizes, cast=stage.border),
             parts,
             [each.fabric for end in ends for each in sides[end]],
             reach=cluster.reach((*stage.mesh.ranks, *after.mesh.ranks)),
             shared_by=_sharing(plan, pipeline, ends, cluster),
-            last=max(small) * rest / (max(parts) * full),
+            last=last,
         )
 
     ways, unlike, sites = ways_of_domains(plan), state_parts(plan), num_sites(plan, cluster)
@@ -256,26 +285,17 @@ def times_of_plan(
         )
         crossing = sums_part(plan.sums, training.state(stage.precision).grad)
         far = sites.get((p, number), 1)
-        both = (
-            (
+        every = {
+            rank: (
                 choice._replace(
                     crossing=crossing, sites=far, gathers=_gathers(stage, choice, spec, training)
                 ),
-                hardware(r),
+                hardware(rank),
             )
-            for choice, r in zip(each, ranks, strict=True)
-        )
-        pairs = list(both)
-        full = longest([stage_times(shape, *pair) for pair in pairs])
-        size = last_samples(pipeline.samples, pipeline.microbatch)
-        if size == pipeline.microbatch:
-            return full
-        last = [
-            stage_times(shape, choice.taking(most), where)
-            for rank, (choice, where) in zip(ranks, pairs, strict=True)
-            if (most := most_samples(stage, size, rank))
-        ]
-        return replace(full, last=longest(last))
+            for choice, rank in zip(each, ranks, strict=True)
+        }
+        full = longest([stage_times(shape, *pair) for pair in every.values()])
+        return replace(full, last=_last(shape, pipeline, stage, every))
 
     @lru_cache
     def hardware(rank: int) -> Hardware:
