@@ -108,7 +108,13 @@ def compared(whole: Problem, seed: int) -> Iterator[Compared]:
 
 def _seconds(problem: Problem) -> float:
     found = _found(problem)
-    return inf if found is None else found.best.time.step_s
+    if found is None:
+        return inf
+    step_s = found.best.time.step_s
+    assert found.bound_s <= step_s * (1 + SAME), (
+        f"{found.bound_s} s, and {found.best.name} {step_s}"
+    )
+    return step_s
 
 
 def _found(problem: Problem) -> Found | None:

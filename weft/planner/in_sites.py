@@ -133,6 +133,7 @@ def _together(found: Sequence[Found], problem: Problem, seconds: float) -> Found
         considered=sum(each.considered for each in found),
         simulated=sum(each.simulated for each in found),
         pruned=pruned,
+        bound_s=max(each.bound_s for each in found),
         seconds=seconds,
     )
 

@@ -142,6 +142,9 @@ class Outlook:
             else {
                 "seconds": found.seconds,
                 "considered": found.considered,
+                "bound_s": found.bound_s,
+                "gap": found.gap,
+                "exhausts": found.exhausts,
                 "pruned": {kind: each.count for kind, each in found.pruned.reasons.items()},
                 "reasons": reasons_as_json(found),
             },

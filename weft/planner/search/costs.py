@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -112,6 +113,13 @@ class Costs:
         self._state = workload.training.state(workload.precision)
         self._trained = workload.training.parts((0, self.shape.num_layers))
         self._eager = [pool.chip.device == HOST for pool in pools]
+
+    def asked(self, problem: Problem) -> Costs:
+        """The same costs, all that is known of them kept, where only what is computed again is
+        asked otherwise."""
+        other = copy(self)
+        other.problem, other.options = problem, problem.options
+        return other
 
     def _hardware(self, pool: int, per_node: int) -> Hardware:
         part = replace(self.pools[pool], chips_per_node=per_node)

@@ -109,8 +109,22 @@ class Found:
     """Candidates in all: those that were simulated, and those that were pruned."""
     simulated: int = 0
     pruned: Pruned
+    bound_s: float = 0.0
+    """No plan takes less, by the same costs, with whatever is refined in it; see ``Relaxed``."""
     seconds: float
     """That the search took."""
+
+    @property
+    def gap(self) -> float | None:
+        """Part of the bound by which the best may be slower than a plan that was not found; None
+        where there is no bound."""
+        return self.best.time.step_s / self.bound_s - 1 if self.bound_s else None
+
+    @property
+    def exhausts(self) -> bool:
+        """Every plan of whole layers in a schedule's usual order was weighed, or ruled out by what
+        it needs or takes at least."""
+        return "limit" not in self.pruned.reasons
 
 
 class NoPlan(ConfigError):  # noqa: N818 - a finding, and the name that callers read

@@ -19,7 +19,7 @@ from weft.axes.registry import AXES
 from weft.cost.memory import StageMemory
 from weft.cost.work import Axes, share
 from weft.models.registry import dims_of_model
-from weft.plan.plan import Recompute, ZeroLevel
+from weft.plan.plan import Recompute, ScheduleName, ZeroLevel
 from weft.planner.problem import Shape
 from weft.planner.search.choice import (
     INSIDE,
@@ -37,6 +37,8 @@ from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.search.found import ReasonKind
 from weft.planner.validate import why_not
 from weft.planner.whole_blocks import cut_block
+from weft.schedules.registry import SCHEDULES
+from weft.simulate.play import last_size
 
 MOST_COMBINATIONS = 1600
 """Of sections of several kinds, for one microbatch."""
@@ -72,6 +74,54 @@ class Frame(NamedTuple):
     """How many times longer a step takes because the last of its ranks is late."""
     late_s: float
     """``per_sample_s`` with that."""
+    speeds: tuple[tuple[float, int], ...]
+    """Of each section, the fastest first: layers a second of each mesh, and meshes."""
+    num_layers: float
+    """Of the model, its ends counted as so many where they are known."""
+    forward: float
+    """Part of a layer's time that is forward, at least."""
+
+    def least_s(self, samples: int, schedules: Sequence[ScheduleName]) -> float:
+        """Of a step with some of these schedules, at least: while pipelines fill and empty, not all
+        meshes work."""
+        many = max(samples / self.micro, 1.0)
+        rest = 1 - self.waits(samples, schedules) / many
+        together, left = 0.0, 1.0
+        for speed, meshes in self.speeds:
+            after = left * rest**meshes
+            together += speed * (left - after)
+            left = after
+        filled_s = self.num_layers * many * (1 - rest) / together
+        return max(self.stretch * filled_s, samples * self.late_s)
+
+    def waits(self, samples: int, schedules: Sequence[ScheduleName]) -> float:
+        """Part of its time for a microbatch by which each mesh delays all that are further from the
+        ends: until the first microbatch is down, and until the last is up."""
+        last = last_size(samples, self.micro)
+        named = [SCHEDULES[name] for name in schedules]
+        whole = self.forward + (1 - self.forward) * last
+        each = ((self.forward if s.splits_backward else whole) / s.chunks for s in named)
+        return min(each, default=whole)
+
+
+class Unit(NamedTuple):
+    """Seconds for a microbatch with ZeRO that costs nothing."""
+
+    layer_s: float
+    embed_s: float
+    head_s: float
+    forward_s: float
+    """Of a layer's."""
+
+    @property
+    def ends(self) -> float:
+        """Embedding and head, in layers."""
+        return (self.embed_s + self.head_s) / self.layer_s
+
+    @property
+    def forward(self) -> float:
+        """Part of a layer's."""
+        return self.forward_s / self.layer_s
 
 
 class Rate(NamedTuple):
@@ -103,10 +153,10 @@ class Space:
         # Asked often with the same.
         self.speeds: Callable[[int, int], list[tuple[float, Section]]] = cache(self._speeds)
         self.rates: Callable[[int, int, int], list[Rate]] = cache(self._rates)
-        self._unit = cache(self._unit_of)
+        self.unit = cache(self._unit_of)
         self._activations = cache(self._activations_of)
         self._state = cache(self._state_of)
-        self._mesh_counts = cache(self._counts_up_to)
+        self.mesh_counts = cache(self._counts_up_to)
 
     def micros(self, pools: Sequence[int]) -> list[int]:
         """Microbatches that give some ranks a number of samples that options allow."""
@@ -128,9 +178,9 @@ class Space:
             micro = placed.ways * b
             if micro > self.samples:
                 continue
-            layer_s, embed_s, head_s = self._unit(pool, inner_of(placed.axes), recompute, b)
-            whole = self.num_layers * layer_s + embed_s + head_s
-            most = -(-self.num_layers // placed.meshes) * layer_s
+            unit = self.unit(pool, inner_of(placed.axes), recompute, b)
+            whole = (self.num_layers + unit.ends) * unit.layer_s
+            most = -(-self.num_layers // placed.meshes) * unit.layer_s
             slowest = max(most, whole / placed.meshes)
             if slowest / micro >= per_sample_s:
                 self.unmade["bound"] += 1
@@ -142,7 +192,9 @@ class Space:
             if not self._holds(section, b, micro):
                 self.unmade["memory"] += 1
                 continue
-            yield self._frame(slowest / micro, micro, (section,))
+            speeds = ((1 / unit.layer_s, placed.meshes),)
+            frame = self._frame(slowest / micro, micro, (section,), speeds)
+            yield frame._replace(num_layers=self.num_layers + unit.ends)
 
     def mixed(self, pools: Sequence[int], per_sample_s: float) -> list[Frame]:
         """Pipelines through several kinds, of which the bound is below ``per_sample_s``."""
@@ -177,8 +229,7 @@ class Space:
             for last in tops[-1][:fast]:
                 slowest = self._slowest((*chosen, last)) if last.section.meshes <= room else inf
                 if slowest < seconds:
-                    sections = tuple(rate.section for rate in (*chosen, last))
-                    yield self._frame(slowest / micro, micro, sections)
+                    yield self._through((*chosen, last), slowest / micro, micro)
                 elif last.section.meshes > room:
                     self.unmade["shape"] += 1
                 elif slowest == inf:
@@ -207,23 +258,25 @@ class Space:
         """The fastest sections that have memory for anything."""
         found: list[Rate] = []
         for speed, section in self.speeds(pool, micro):
-            # With the levels of ZeRO that save most.
-            lean, b = self._leanest(section), -(-micro // section.ways)
-            most = max(self._capacity(each, b, micro) for each in lean)
+            most = self.most(section, -(-micro // section.ways), micro)
             if most >= 0:
                 found.append(Rate(speed, most, section, most / speed))
             if len(found) == number:
                 break
         return found
 
-    def _unit_of(self, pool: int, inner: Axes, recompute: Recompute, b: int) -> list[float]:
-        """Seconds of a layer, of the embedding and of the head for a microbatch of ``b`` samples a
-        rank, with ZeRO that costs nothing."""
+    def most(self, section: Section, b: int, micro: int) -> float:
+        """Layers that fit at best, with the levels of ZeRO that save most, where a rank has ``b``
+        samples of ``micro``; below 0 where none do."""
+        return max(self._capacity(each, b, micro) for each in self._leanest(section))
+
+    def _unit_of(self, pool: int, inner: Axes, recompute: Recompute, b: int) -> Unit:
+        """Of ``b`` samples a rank."""
         per_node = self.costs.pools[pool].chips_per_node
         rank = Rank(pool, per_node, self.costs.choice(Section(pool, inner, 1, recompute), b))
         parts = Held(1, False, False), Held(0, True, False), Held(0, False, True)
-        times = [self.costs.times(rank, held) for held in parts]
-        return [time.of("F") + time.of("B") for time in times]
+        layer, embed, head = (self.costs.times(rank, held) for held in parts)
+        return Unit(layer.whole_s, embed.whole_s, head.whole_s, layer.forward_s)
 
     def _slowest(self, chosen: Sequence[Rate]) -> float:
         """The bound: what the fullest cannot hold, others do; all in the same time."""
@@ -238,17 +291,42 @@ class Space:
             left -= rate.most
         return inf
 
-    def _frame(self, per_sample_s: float, micro: int, sections: tuple[Section, ...]) -> Frame:
+    def _through(self, rates: tuple[Rate, ...], per_sample_s: float, micro: int) -> Frame:
+        """Of sections of several kinds."""
+        each = ((rate.layers_per_s / rate.section.meshes, rate.section.meshes) for rate in rates)
+        sections = tuple(rate.section for rate in rates)
+        return self._frame(per_sample_s, micro, sections, tuple(sorted(each, reverse=True)))
+
+    def _frame(
+        self,
+        per_sample_s: float,
+        micro: int,
+        sections: tuple[Section, ...],
+        speeds: tuple[tuple[float, int], ...],
+    ) -> Frame:
         """Counted once, for it is asked often."""
         chips = sum(section.num_chips for section in sections)
-        stretch = self.costs.problem.knowledge.stretch(chips)
-        meshes = sum(section.meshes for section in sections)
+        forward = (
+            self.unit(s.pool, inner_of(s.axes), s.recompute, -(-micro // s.ways)).forward
+            for s in sections
+        )
         ways = factorial(len(sections)) * sum(
             prod(len(self.costs.zero_levels(section)) for section in each)
             for each in self.costs.apart(sections).values()
         )
-        late_s = per_sample_s * stretch
-        return Frame(per_sample_s, micro, sections, meshes, ways, stretch, late_s)
+        stretch = self.costs.problem.knowledge.stretch(chips)
+        return Frame(
+            per_sample_s=per_sample_s,
+            micro=micro,
+            sections=sections,
+            num_meshes=sum(section.meshes for section in sections),
+            ways=ways,
+            stretch=stretch,
+            late_s=per_sample_s * stretch,
+            speeds=speeds,
+            num_layers=float(self.num_layers),
+            forward=min(forward),
+        )
 
     def _holds(self, section: Section, b: int, micro: int) -> bool:
         """There may be memory for the whole model."""
@@ -312,17 +390,17 @@ class Space:
         recompute = self.options.recompute
         part = self.costs.pools[pool]
         parts = sorted({-(-micro // b) for b in _some_parts(micro)})
-        for inner, ways in product(self._inner(pool), parts):
+        for inner, ways in product(self.inner(pool), parts):
             same, rest = divmod(ways, share(inner, "samples"))
             if rest:
                 continue
             near, together = near_ranks(inner), num_ranks(inner) * same
-            counts = self._mesh_counts(part.num_chips // together)
+            counts = self.mesh_counts(part.num_chips // together)
             counts = [meshes for meshes in counts if self._fills(pool, together * meshes, near)]
             if not counts:
                 continue
             axes = mesh_axes(same, inner)
-            layer_s = [self._unit(pool, inner, r, -(-micro // ways))[0] for r in recompute]
+            layer_s = [self.unit(pool, inner, r, -(-micro // ways))[0] for r in recompute]
             for meshes in counts:
                 for how, seconds in zip(recompute, layer_s, strict=True):
                     yield meshes / seconds, Section(pool, axes, meshes, how)
@@ -340,7 +418,7 @@ class Space:
     def _placed(self, pool: int) -> Iterator[Section]:
         chips = self.costs.pools[pool].num_chips
         groups = [(inner, num_ranks(inner)) for inner in self._allowed_inner(pool)]
-        pairs = [(*both, n) for both in groups for n in self._mesh_counts(chips // both[1])]
+        pairs = [(*both, n) for both in groups for n in self.mesh_counts(chips // both[1])]
         for inner, group, meshes in pairs:
             samples = self.samples // share(inner, "samples")
             for ways in self._ways(min(chips // (group * meshes), samples)) if samples else ():
@@ -351,7 +429,7 @@ class Space:
                 else:
                     self.unmade["shape"] += 1
 
-    def _inner(self, pool: int) -> Iterator[Axes]:
+    def inner(self, pool: int) -> Iterator[Axes]:
         """Every combination of sizes that can be run."""
         return filter(self._runs, self._allowed_inner(pool))
 

@@ -112,14 +112,14 @@ class Group:
             slow, left = [], []
             for number, frame in enumerate(frames):
                 free = first and number < UNCUT
-                if not free and samples * frame.late_s >= cutoff:
+                schedules = self._schedules(frame, first=first)
+                if not free and frame.least_s(samples, schedules) >= cutoff:
                     slow.append(frame)
                     continue
                 if self.ledger.effort > enough:
                     left.append(frame)
                     continue
                 limit = inf if free else cutoff / frame.stretch
-                schedules = self._schedules(frame, first=first)
                 explored = list(self._explored(frame, samples, limit, kept, schedules))
                 self.found += explored
                 whole = min((timed.seconds for timed in explored), default=inf) * frame.stretch

@@ -26,6 +26,7 @@ from weft.planner.search.costs import Costs
 from weft.planner.search.domains import searches_domains, with_best_domains
 from weft.planner.search.found import Candidate, Found, NoPlan, Pruned
 from weft.planner.search.group import Group, Kept, Ledger
+from weft.planner.search.least import Relaxed
 from weft.planner.search.no_plan import leanest, no_plan
 from weft.planner.search.refined import BEST_FEW, refined
 from weft.planner.search.united import united, with_united
@@ -54,7 +55,7 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
         ConfigError: a rate is not known.
     """
     begin, options = perf_counter(), problem.options
-    run = SearchRun(problem)
+    run = SearchRun(problem, Relaxed(problem))
     run.look_everywhere(progress)
     lists = run.lists()
     if lists and options.mixed_recompute and run.lacks_memory:
@@ -242,19 +243,25 @@ class Lines:
 class SearchRun:
     """A search under way."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem, self.options = problem, problem.options
+    def __init__(self, problem: Problem, relaxed: Relaxed | None = None) -> None:
+        """``relaxed``: of a problem that may do all that this one may, on the same pools."""
+        self.problem, self.options, self.relaxed = problem, problem.options, relaxed
         self.cluster, self.samples = problem.cluster, problem.workload.samples
         self.ledger = Ledger(Pruned())
         self.cutoff = inf
         # Costs serve all arrangements of as many pipelines; a group stands beside several others.
+        self._known_costs: Callable[..., Costs] | None = None
+        """Of the same chips, where only what is computed again was asked otherwise."""
         self._costs = cache(self._costs_of)
         self._group = cache(lambda pools, *kind: Group(self._costs(*kind), pools, self.ledger))
         self._found: list[Lines] = []
 
     def _costs_of(self, domains: bool, *many: int) -> Costs:
         options = replace(self.options, domains=domains)
-        return Costs(replace(self.problem, options=options), *many)
+        problem = replace(self.problem, options=options)
+        if self._known_costs is None:
+            return Costs(problem, *many)
+        return self._known_costs(domains, *many).asked(problem)
 
     @property
     def lacks_memory(self) -> bool:
@@ -269,6 +276,7 @@ class SearchRun:
             considered=self.ledger.considered,
             simulated=self.ledger.simulated,
             pruned=self.ledger.pruned,
+            bound_s=self.relaxed.least_s(range(len(self.cluster.pools))) if self.relaxed else 0.0,
             seconds=perf_counter() - begin,
         )
 
@@ -291,21 +299,24 @@ class SearchRun:
         """At those arrangements again that are nearly the best, with other options: what is known
         rules most of it out by its bound."""
         near = [lines for lines in self._found if lines.seconds < WORTH_A_LOOK * self.cutoff]
-        seen: list[tuple[ClusterView, Arrangement]] = []
+        clusters: list[ClusterView] = []
         for lines in near:
-            where = lines.cluster, lines.arrangement
-            if where not in seen:
-                seen.append(where)
-                with self._beside(
-                    replace(self.problem.on(lines.cluster), options=options)
-                ) as other:
-                    other.look_at(lines.arrangement)
+            if not any(lines.cluster is known for known in clusters):
+                clusters.append(lines.cluster)
+        for cluster in clusters:
+            mine = (lines.arrangement for lines in near if lines.cluster is cluster)
+            with self._beside(replace(self.problem.on(cluster), options=options)) as other:
+                for arrangement in dict.fromkeys(mine):
+                    other.look_at(arrangement)
 
     @contextmanager
     def _beside(self, problem: Problem) -> Iterator[SearchRun]:
         """A search of the same chips, otherwise asked, that goes on from what is known here; what
         it finds is found here."""
-        other = SearchRun(problem)
+        same = problem.cluster is self.problem.cluster
+        other = SearchRun(problem, self.relaxed if same else None)
+        if same:
+            other._known_costs = self._costs
         other.ledger, other.cutoff = self.ledger, self.cutoff
         yield other
         self._found += other._found
@@ -322,6 +333,8 @@ class SearchRun:
             self.ledger.considered += 1
             self.ledger.pruned.add("unrun", why)
             return
+        if self._cannot_win(arrangement):
+            return
         domains = searches_domains(self.problem.on(self._chips_of(arrangement)))
         kind = domains, len(arrangement), self._num_sites(arrangement)
         groups = [self._group(group, *kind) for group in arrangement]
@@ -331,6 +344,19 @@ class SearchRun:
         for kept in self._every_kept(domains=domains):
             if all(group.may_keep(kept) for group in groups):
                 self._side_by_side(groups, kept)
+
+    def _cannot_win(self, arrangement: Arrangement) -> bool:
+        """No plan on its chips is faster than what is known, however they go together."""
+        if self.relaxed is None:
+            return False
+        least_s = self.relaxed.least_s(chain(*arrangement))
+        if least_s < self.cutoff:
+            return False
+        names = " + ".join(self.cluster.pools[pool].chip.name for pool in chain(*arrangement))
+        words = f"{names}: at best {least_s:.4g} s, another takes {self.cutoff:.4g} s"
+        self.ledger.considered += 1
+        self.ledger.pruned.add("bound", words, 1, least_s)
+        return True
 
     def _alone(self, group: Group, *, brief: bool) -> None:
         times = ALONE if len(group.pools) == 1 and not brief else 1

@@ -1,0 +1,246 @@
+"""Seconds that no plan of a search can beat: all chips at their best at once, layers in any parts.
+
+What is left of a plan is what none can do without. Each chip computes, with its layers, a part of
+the model for all samples: at most at the rate of the best mesh that it can be part of, as deep a
+pipeline as that is, whose first microbatch comes down and whose last goes back; and sums what
+others of its mesh have of the same layers. It holds no more layers than it has memory for. Between
+kinds of chip nothing is sent, and nobody waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import product
+from math import ceil, inf
+from operator import attrgetter
+from typing import NamedTuple
+
+from weft.cost.sends import border_bytes
+from weft.cost.work import Axes, share
+from weft.plan.plan import Recompute
+from weft.planner.problem import Problem
+from weft.planner.search.choice import Section, mesh_axes, num_ranks
+from weft.planner.search.costs import Costs, Held, Rank
+from weft.planner.search.frames import Space, powers
+from weft.schedules.registry import SCHEDULES
+
+FEW_UNITED = 16
+"""Chips of several kinds that may be one mesh."""
+FINE = 1e-6
+"""Relative, of the answer."""
+
+
+class Deep(NamedTuple):
+    """Meshes of one kind of chip, one after another: as many samples at a time as chips allow."""
+
+    rate: float
+    """Samples times layers a second, at most."""
+    pool: int
+    inner: Axes
+    meshes: int
+    each: int
+    """Samples of a microbatch on a rank."""
+    recompute: Recompute
+    ways: int = 1
+    """At most: ranks of each mesh that compute other samples."""
+
+    @property
+    def unit(self) -> tuple[int, Axes, Recompute, int]:
+        """What a layer's time depends on."""
+        return self.pool, self.inner, self.recompute, self.each
+
+
+class Reached(NamedTuple):
+    """What the chips of a kind can do."""
+
+    seconds: float
+    """Of a layer of all samples, with what a step does once with it."""
+    most: float
+    """Layers of the model that there is room for."""
+    from_s: float
+    """What crosses from mesh to mesh takes at least as long."""
+    ends_s: float
+    """Of embedding and head of all samples, likewise."""
+
+    def layers(self, seconds: float, *, ends: bool) -> float:
+        """In so long; ``ends``: beside embedding and head, else as if a part of them were some."""
+        if seconds < self.from_s:
+            return 0.0
+        if ends:
+            return min(self.most, (seconds - self.ends_s) / self.seconds)
+        return min(self.most + self.ends_s / self.seconds, seconds / self.seconds)
+
+
+class Relaxed:
+    """A problem without what makes it hard: what it says holds for the plans that ``search`` looks
+    at, with whatever it then refines in them. The fastest may well take longer."""
+
+    def __init__(self, problem: Problem) -> None:
+        options = problem.options
+        self.problem, self.samples = problem, problem.workload.samples
+        pools = problem.cluster.pools
+        self.many = min(len(pools), options.max_pipelines or len(pools), self.samples)
+        self.alone = Costs(problem, 1)
+        self.beside = Costs(problem, self.many)
+        self.num_layers = self.alone.num_layers
+        fewest = self.samples if self.many == 1 else 1
+        self.space = Space(self.alone, self.samples, fewest)
+        self.roomy = Space(self.beside, self.samples, fewest)
+        named = [SCHEDULES[name] for name in options.schedules]
+        self.chunks = max(each.chunks for each in named)
+        self.splits = any(each.splits_backward for each in named)
+        self.mixed = options.mixed_recompute and "full" in options.recompute
+        unlike = len({pool.chip.name for pool in pools}) > 1 and options.unlike_meshes
+        self.united = unlike and problem.cluster.world_size <= FEW_UNITED
+        """Unlike chips may be one mesh, where state is wherever there is room."""
+        self._ends_s: Callable[[int], float] = cache(self._ends_of)
+        self._reached: Callable[[int], list[Reached]] = cache(self._reached_by)
+
+    def least_s(self, pools: Iterable[int]) -> float:
+        """Of a step on chips of these pools, or on part of them."""
+        chosen = list(pools)
+        kinds = {pool: self._reached(pool) for pool in chosen}
+        low, high = 0.0, 1.0
+        while not self._done(kinds, high):
+            low, high = high, 2 * high
+            if high == inf:
+                return inf
+        while high - low > FINE * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self._done(kinds, middle) else (middle, high)
+        known = self.problem.knowledge
+        return known.stretch(self._fewest(kinds, low)) * (low + known.software.step_s)
+
+    def _done(self, kinds: Mapping[int, Sequence[Reached]], seconds: float) -> bool:
+        """All layers of all samples, in so long, with embedding and head on whichever kind has most
+        time for them.
+
+        Of layers, and embedding and head as so many layers as they take as long as there, each kind
+        does what ``layers`` says; all kinds then do those of the model, and at least as many more
+        as the ends are where they are fewest.
+        """
+        each = {pool: most_layers(kind, seconds, ends=False) for pool, kind in kinds.items()}
+        total = sum(each.values())
+        most = max(
+            total - each[pool] + most_layers(kind, seconds, ends=True)
+            for pool, kind in kinds.items()
+        )
+        return most >= self.num_layers
+
+    def _fewest(self, kinds: Mapping[int, Sequence[Reached]], seconds: float) -> int:
+        """Chips that could do the layers in that time, the fastest first."""
+        number, left = 0.0, float(self.num_layers)
+        numbers = {pool: self.alone.pools[pool].num_chips for pool in kinds}
+        each = [
+            (most_layers(kind, seconds, ends=False) / numbers[pool], numbers[pool])
+            for pool, kind in kinds.items()
+        ]
+        for layers, chips in sorted(each, reverse=True):
+            if layers <= 0 or left <= 0:
+                break
+            used = min(chips, left / layers)
+            number, left = number + used, left - used * layers
+        return max(1, ceil(number - FINE))
+
+    def _reached_by(self, pool: int) -> list[Reached]:
+        """Best first; none that is slower than one with room for everything."""
+        found: list[Reached] = []
+        enough = inf
+        for deep in sorted(self._deep(pool), key=attrgetter("rate"), reverse=True):
+            for ways in range(deep.ways, 0, -1):
+                if self.samples / self._rate(deep, ways) >= enough:
+                    break
+                reached = self._with(deep, ways)
+                found.append(reached)
+                if reached.most >= self.num_layers and not reached.from_s:
+                    enough = min(enough, reached.seconds)
+        return found
+
+    def _deep(self, pool: int) -> Iterator[Deep]:
+        """Every depth and way to divide layers, with samples on as many ranks as there are."""
+        options, chips = self.problem.options, self.alone.pools[pool].num_chips
+        each = options.micros or powers(self.samples)
+        for inner, b, recompute in product(self.space.inner(pool), each, options.recompute):
+            group, samples = num_ranks(inner), b * share(inner, "samples")
+            for meshes in self.space.mesh_counts(chips // group):
+                ways = min(chips // (group * meshes), self.samples // samples)
+                if ways:
+                    deep = Deep(0.0, pool, inner, meshes, b, recompute, ways)
+                    yield deep._replace(rate=self._rate(deep, ways))
+
+    def _rate(self, deep: Deep, ways: int) -> float:
+        return self._together(deep, ways) / self.space.unit(*deep.unit).layer_s
+
+    def _together(self, deep: Deep, ways: int) -> float:
+        """Samples that the meshes compute at a time, in the mean over a step.
+
+        Mesh k of p has ``w_k`` to do for a microbatch and waits until the first is there, and what
+        follows of the last: ``n w_k + part * (w_0 + ... + w_{k-1}) <= T`` for n microbatches. So
+        ``w_k <= T / n * (1 - part / n) ^ k``, and all together do the sum of that.
+        """
+        micro = deep.each * share(deep.inner, "samples") * ways
+        many = self.samples / micro
+        part = self._part(deep)
+        return micro * many / part * (1 - (1 - part / many) ** deep.meshes)
+
+    def _part(self, deep: Deep) -> float:
+        """Of a layer's time, what is on the way down to a mesh behind it, or back up."""
+        if not self.splits:
+            return 1 / self.chunks
+        return self.space.unit(*deep.unit).forward / self.chunks
+
+    def _with(self, deep: Deep, ways: int) -> Reached:
+        section = Section(deep.pool, mesh_axes(ways, deep.inner), deep.meshes, deep.recompute)
+        micro = deep.each * section.ways
+        roomy = "full" if self.mixed else deep.recompute
+        most = self.roomy.most(section._replace(recompute=roomy), deep.each, micro)
+        times = self.samples / self._together(deep, ways)
+        kept = list(self._of_a_layer(section, deep.each))
+        return Reached(
+            seconds=min(times * layer_s + once_s / deep.meshes for layer_s, once_s, _ in kept),
+            most=inf if self.united else max(most, 0.0),
+            from_s=self._crossing_s(section),
+            ends_s=self._ends_s(deep.pool) + min(once_s for *_, once_s in kept) / deep.meshes,
+        )
+
+    def _ends_of(self, pool: int) -> float:
+        """Seconds of embedding and head of all samples, with all chips at it."""
+        each = []
+        for deep in self._deep(pool):
+            unit, inner = self.space.unit(*deep.unit), deep.inner
+            samples = deep.each * share(inner, "samples") / num_ranks(inner)
+            each.append((unit.embed_s + unit.head_s) / samples)
+        return min(each, default=0.0) * self.samples / self.alone.pools[pool].num_chips
+
+    def _of_a_layer(self, section: Section, each: int) -> Iterator[tuple[float, float, float]]:
+        """Seconds for a microbatch, and once a step, at each level of ZeRO; and once a step of
+        embedding and head."""
+        pool, layers = section.pool, self.num_layers
+        per_node = self.alone.pools[pool].chips_per_node
+        step_s = self.problem.knowledge.software.step_s
+        for (one,) in self.alone.apart((section,)).values():
+            for level in self.alone.zero_levels(one):
+                choice = self.alone.choice(one._replace(zero=level), each)
+                rank = Rank(pool, per_node, choice)
+                inside, whole = (
+                    self.alone.times(rank, Held(layers, ends, ends)) for ends in (False, True)
+                )
+                once_s = max(inside.update_s - step_s, 0.0)
+                ends_s = max(whole.update_s - inside.update_s, 0.0)
+                yield inside.whole_s / layers, once_s / layers, ends_s
+
+    def _crossing_s(self, section: Section) -> float:
+        """What a border between nodes carries one way, where there has to be one."""
+        pool, work = self.alone.pools[section.pool], self.problem.workload
+        inside = section.num_chips <= pool.chips_per_node or section.meshes == 1
+        if inside or self.problem.options.border:
+            return 0.0
+        whole = border_bytes(work.precision, self.samples, work.seq_len, self.alone.shape.d_model)
+        fabric = self.alone.hardware(section.pool, pool.chips_per_node).fabric
+        return whole / num_ranks(section.axes) / fabric.across_bytes_s
+
+
+def most_layers(kind: Sequence[Reached], seconds: float, *, ends: bool) -> float:
+    """Of a model that chips of a kind can do in so long."""
+    return max((each.layers(seconds, ends=ends) for each in kind), default=0.0)
