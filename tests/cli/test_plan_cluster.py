@@ -43,6 +43,8 @@ def test_a_plan_is_found_and_forecast(capsys: pytest.CaptureFixture[str]) -> Non
     assert predicted["tokens_per_s"] == pytest.approx(64 * 8192 / predicted["step_time_s"])
     assert 0.2 < predicted["mfu"] < 0.8
     assert search["considered"] >= sum(search["pruned"].values())
+    assert search["bound_s"] == pytest.approx(predicted["step_time_s"] / (1 + search["gap"]))
+    assert search["exhausts"] is ("limit" not in search["pruned"]) and 0 <= search["gap"] < 0.3
     assert data["notes"] == [
         "the vocabulary is that of llama3-8b: 128256 tokens",
         "compute.precision = bf16, from the cluster's chips",
@@ -90,6 +92,9 @@ def test_people_read_why(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for words in ("8.0 B parameters", "predicted: ", "what limits it:", "what would help:"):
         assert words in text
+    short = text.partition("in short:\n")[2].splitlines()
+    assert short[0].startswith("  slowest: ") and "no plan can take less than" in short[-1]
+    assert any(line.startswith("  one more node of 8 x ") for line in short) and len(short) < 10
     assert "plans considered in" in text and "memory x 2: " in text
     assert "8 of 8 chips: 1 x 8 H100-SXM5-80GB" in text
 

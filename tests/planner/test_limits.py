@@ -94,9 +94,13 @@ def candidate(made: Plan, name: str, cluster: ClusterView) -> Candidate:
 
 @cache
 def some_search() -> Found:
-    """Of next to nothing."""
+    return search(some_problem())
+
+
+def some_problem() -> Problem:
+    """With next to nothing to choose."""
     options = Options(max_split=1, max_stages=1, micros=(1,), zero=(1,), recompute=("full",))
-    return search(Problem(WORKLOAD, nodes(8), options=options))
+    return Problem(WORKLOAD, nodes(8), options=options)
 
 
 def found_of(*made: Candidate) -> Found:
@@ -137,6 +141,17 @@ def test_recompute_that_memory_forces_is_said() -> None:
         "; it recomputes (activation checkpointing), for without it a A100-SXM4-80GB would need "
         f"{need:.1f} GiB of 36.8"
     )
+
+
+def test_a_node_more_is_worth_what_its_tokens_are() -> None:
+    pools = (replace(pool, price_per_hour=2.0) for pool in nodes(8).pools)
+    problem = replace(some_problem(), cluster=ClusterView(tuple(pools)))
+    *_, more = what_would_help(problem, search(problem).best, again=True)
+    hired, chips = 2.0 * problem.cluster.world_size, problem.cluster.pools[0].chips_per_node
+    assert more.change.startswith("one more node of ") and more.gain > 0
+    assert more.costs_per_hour == 2.0 * chips
+    assert more.worth_per_hour == pytest.approx(more.gain * hired)
+    assert more.pays == pytest.approx(more.gain * hired / (2.0 * chips))
 
 
 def test_what_would_help_without_another_search() -> None:

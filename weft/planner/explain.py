@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from math import ceil, floor
 
+from weft.cluster.view import ClusterView
 from weft.cost.sent import Way
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.fit import CHECKPOINTING, shortages, smallest_change, without_recompute
@@ -24,6 +25,8 @@ from weft.recompute.asked import computed_again, offloads
 
 _FEW_CUTS = 5
 """Up to which every way to move them out of layers is tried."""
+NO_GAIN = 5e-4
+"""Part of tokens a second below which a change is said to bring nothing."""
 SEARCH_AGAIN_S = 2.0
 """A search that took longer is not repeated for every question; plans are forecast anew instead."""
 
@@ -57,16 +60,39 @@ class Help:
     step_s: float
     gain: float
     """Part by which more tokens a second pass."""
+    worth_per_hour: float | None = None
+    """What it may cost at most for a token to cost no more, in the currency of the cluster's file;
+    None where a price is not known."""
+    costs_per_hour: float | None = None
+    """What it costs, where the file says that."""
 
     @property
     def words(self) -> str:
-        """``memory x 2: 3.1 % more tokens a second``."""
-        gain = f"{self.gain:.1%} more tokens a second" if self.gain >= 5e-4 else "no gain"
-        return f"{self.change}: {gain}"
+        """``memory x 2: 3.1 % more tokens a second, worth up to 0.62 an hour``."""
+        if self.gain < NO_GAIN:
+            return f"{self.change}: no gain"
+        words = f"{self.change}: {self.gain:.1%} more tokens a second"
+        if self.worth_per_hour is not None:
+            words += f", worth up to {self.worth_per_hour:.3g} an hour"
+        if self.costs_per_hour is not None:
+            words += f" and hired for {self.costs_per_hour:.3g}"
+        return words
+
+    @property
+    def pays(self) -> float:
+        """Gain, for each part of today's price that it costs where that is known."""
+        worth, costs = self.worth_per_hour, self.costs_per_hour
+        return worth / costs if worth is not None and costs else self.gain
 
     def as_json(self) -> dict[str, object]:
         """What ``--json`` prints."""
-        return {"change": self.change, "step_time_s": self.step_s, "gain": self.gain}
+        return {
+            "change": self.change,
+            "step_time_s": self.step_s,
+            "gain": self.gain,
+            "worth_per_hour": self.worth_per_hour,
+            "costs_per_hour": self.costs_per_hour,
+        }
 
 
 def alternatives(found: Found, best: Forecast, problem: Problem) -> Iterator[Alternative]:
@@ -219,7 +245,7 @@ CHANGES: Mapping[str, Callable[[Problem], Problem]] = {
 
 
 def what_would_help(problem: Problem, best: Candidate, *, again: bool) -> Iterator[Help]:
-    """More memory or faster links, one after another: the step then.
+    """More memory, faster links, or a node more of a kind, one after another: the step then.
 
     Args:
         best: The plan for the chips as they are.
@@ -227,6 +253,7 @@ def what_would_help(problem: Problem, best: Candidate, *, again: bool) -> Iterat
             the same plan without recomputation.
     """
     kept = without_recompute(best.plan)
+    hired = price_per_hour(problem.cluster)
     for name, change in CHANGES.items():
         if again:
             step_s = search(change(problem)).best.time.step_s
@@ -234,7 +261,49 @@ def what_would_help(problem: Problem, best: Candidate, *, again: bool) -> Iterat
             there = change(problem.on(best.cluster))
             plans = [best.plan] + [kept] * (kept != best.plan and not shortages(kept, there))
             step_s = min(there.time(plan).step_s for plan in plans)
-        yield Help(name, step_s, best.time.step_s / step_s - 1)
+        gain = best.time.step_s / step_s - 1
+        yield Help(name, step_s, gain, None if hired is None else gain * hired)
+    yield from _nodes_more(problem, best.time.step_s, hired) if again else ()
+
+
+def _nodes_more(problem: Problem, best_s: float, hired: float | None) -> Iterator[Help]:
+    """A node more of each kind, with another search."""
+    for number, pool in enumerate(problem.cluster.pools):
+        if not pool.node and pool.site is None:
+            larger = problem.on(with_node(problem.cluster, number))
+            step_s = search(larger).best.time.step_s
+            gain, costs = best_s / step_s - 1, price_per_hour(larger.cluster)
+            worth = None if hired is None else gain * hired
+            more = None if hired is None or costs is None else costs - hired
+            name = f"one more node of {pool.chips_per_node} x {pool.chip.name}"
+            yield Help(name, step_s, gain, worth, more)
+
+
+def with_node(cluster: ClusterView, number: int) -> ClusterView:
+    """With a node more of a pool."""
+    pools = list(cluster.pools)
+    pool = pools[number]
+    pools[number] = replace(pool, num_nodes=pool.num_nodes + 1, hosts=())
+    return ClusterView(tuple(pools))
+
+
+def price_per_hour(cluster: ClusterView) -> float | None:
+    """Of all chips; None where a price is not known."""
+    total = 0.0
+    for pool in cluster.pools:
+        if pool.price_per_hour is None:
+            return None
+        total += pool.num_chips * pool.price_per_hour
+    return total
+
+
+def gap_in_words(found: Found) -> str:
+    """How much faster a plan that was not found might be, by the same costs."""
+    gap = max(found.gap or 0.0, 0.0)
+    words = f"no plan can take less than {found.bound_s:.3g} s: at most {gap:.1%} above that"
+    if found.exhausts:
+        words += "; of whole layers in usual orders every plan was weighed or ruled out"
+    return words
 
 
 def pruned_in_words(found: Found) -> Iterator[str]:

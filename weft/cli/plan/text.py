@@ -10,7 +10,7 @@ from weft.cli.output import aligned, out
 from weft.cluster.view import ClusterView
 from weft.cost.interval import PART
 from weft.plan.plan import PipelinePlan, Plan
-from weft.planner.explain import Comparison, pruned_in_words, settings
+from weft.planner.explain import NO_GAIN, Comparison, gap_in_words, pruned_in_words, settings
 from weft.planner.forecast import JOULES_PER_BYTE, WAITING, PositionForecast, PositionMemory
 from weft.planner.naming import elsewhere
 from weft.planner.outlook import Outlook
@@ -21,6 +21,8 @@ from weft.resolve.resolve import Resolved
 from weft.simulate.picture import draw
 
 MOST_ROWS = 24
+MOST_HELPS = 3
+"""Changes that are named in short."""
 _REACH = {"node": "inside nodes", "across": "between nodes", "sites": "between sites"}
 _CATEGORIES = ("weights", "grads", "optimizer", "activations", "working", "logits")
 _ALWAYS = ("pipeline", "stage", "ranks", "layers", "samples", "micro-batches", "computes")
@@ -160,6 +162,8 @@ def _how_sure(outlook: Outlook) -> Iterator[str]:
     )
     if outlook.surer:
         yield f"  {outlook.surer}"
+    if outlook.found and outlook.found.gap is not None:
+        yield f"  {gap_in_words(outlook.found)}"
 
 
 def _energy_and_price(outlook: Outlook) -> Iterator[str]:
@@ -209,6 +213,18 @@ def why_in_words(outlook: Outlook) -> Iterator[str]:
     if 1 < len(timeline.spans) <= MOST_ROWS:
         yield f"one step of pipeline {slowest}, small letters are later stages of a mesh:"
         yield from draw(timeline).splitlines()
+    yield from summary_in_words(outlook)
+
+
+def summary_in_words(outlook: Outlook) -> Iterator[str]:
+    """What limits the plan, what would help most for its price, and how sure all that is, in at
+    most ten lines."""
+    yield "in short:"
+    yield from (f"  {sentence}" for sentence in list(outlook.limits.sentences())[:2])
+    helps = [each for each in outlook.helps if each.gain >= NO_GAIN]
+    for each in sorted(helps, key=lambda each: each.pays, reverse=True)[:MOST_HELPS]:
+        yield f"  {each.words}"
+    yield from _how_sure(outlook)
 
 
 def cluster_in_words(cluster: ClusterView) -> str:
