@@ -37,7 +37,7 @@ def test_links_between_sites() -> None:
     took = replace(fabric, piece_bytes=0).seconds("reduce_scatter", 1e9, far)
     assert took == pytest.approx(1e9 / RATE * 63 / 64, rel=0.01) and took > 2 * 10e-3
     assert fabric.seconds("reduce_scatter", 1e9, near) < took / 1000
-    border = border_times(1e9, (8, 8), (fabric, fabric), reach="sites", shared_by=3)
+    border = border_times(1e9, (1 / 8, 1 / 8), (fabric, fabric), reach="sites", shared_by=3)
     assert (border.transfer_s, border.latency_s) == (pytest.approx(3e9 / RATE), 10e-3)
 
 

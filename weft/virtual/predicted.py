@@ -187,7 +187,7 @@ class VirtualCluster:
         sizes = pipeline.microbatch, self.seq_len, self.spec.d_model
         return border_times(
             border_bytes(one.precision, *sizes, cast=one.border),
-            (len(one.mesh.ranks), len(other.mesh.ranks)),
+            [1 / len(stage.mesh.ranks) for stage in (one, other)],
             (fabric, fabric),
             reach="across",
         )
