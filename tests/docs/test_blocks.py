@@ -211,7 +211,7 @@ def test_files_of_a_run_are_those_of_the_manual(example: Path) -> None:
     }
     there = {path.name for path in example.iterdir() if not path.name.startswith(".")}
     assert there <= listed
-    needless = {"events", "auto.json", "profile", "rewinds.json"}  # to this run
+    needless = {"events", "auto.json", "profile", "rewinds.json", "trials.jsonl"}  # to this run
     assert listed - there <= needless
 
 
