@@ -22,6 +22,7 @@ ELSEWHERE = {
     "precision": "fp64, and rows with products in eight bits; tests/train/test_build.py has others",
     "border": "tests/parallel/test_casts.py: what is cast is rounded",
     "expert_cast": "tests/parallel/test_expert_exchange.py: what is cast is rounded",
+    "expert_cast_between": "the same, with groups of ranks far apart",
     "gather": "rows with products in eight bits; tests/parallel/test_gathered_weights.py, by bits",
     "state_tier": "tests/memory/test_state_elsewhere.py, bit for bit",
     "param_tier": "tests/chipb/test_chipb_params.py, bit for bit",
