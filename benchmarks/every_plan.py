@@ -39,9 +39,10 @@ WITHOUT_LIMIT = 10**12
 
 
 def pool(chip: str, gib: float, chips: int, nodes: int = 1, gbit: float | None = None) -> ChipPool:
-    """Nodes of a catalogue's chip with less memory than it has."""
+    """Nodes of a catalogue's chip with less memory than it has, whose hosts have enough."""
     small = replace(KINDS[chip], memory_gib=gib)
-    return ChipPool(chip=small, num_nodes=nodes, chips_per_node=chips, network_gbit_s=gbit)
+    many = {"num_nodes": nodes, "chips_per_node": chips}
+    return ChipPool(chip=small, **many, network_gbit_s=gbit, host_gib=1e6)
 
 
 def at_sites(gbit: float, *pools: ChipPool) -> tuple[ChipPool, ...]:
@@ -66,6 +67,8 @@ class Case:
 
     tier: Tier = "device"
     """Where what only updates need is kept."""
+    param_tier: Tier = "device"
+    """Where parameters are, of plans that can bring them."""
 
     @property
     def schedules(self) -> tuple[ScheduleName, ...]:
@@ -74,7 +77,7 @@ class Case:
     @property
     def options(self) -> Options:
         """With which the search looks for the same."""
-        usual = Options(effort=WITHOUT_LIMIT, tiers=(self.tier,))
+        usual = Options(effort=WITHOUT_LIMIT, tiers=(self.tier,), param_tiers=(self.param_tier,))
         if not self.domains:
             return usual
         return replace(usual, domains=True, schedules=self.schedules, max_split=1)
@@ -117,6 +120,9 @@ CASES = {
         pools=(pool(H, 20, 2), pool(H, 20, 2)), num_layers=2, seq_len=32768, domains=True
     ),
     "on-disk": Case(pools=(pool(H, 5, 2), pool(A, 6, 1)), samples=2, tier="disk"),
+    "params-on-hosts": Case(
+        pools=(pool(H, 5, 2), pool(A, 6, 1)), samples=2, tier="host", param_tier="host"
+    ),
     "two-sites": Case(
         pools=at_sites(100, pool(H, 24, 1, 2, gbit=400), pool(H, 24, 1)), num_layers=2, samples=3
     ),
@@ -319,7 +325,13 @@ def _alone(
     spec, seq_len = case.workload.spec, case.seq_len
     others = [_smallest(spec, part) for part in beside]
     whole, cluster = joined([(plan, used), *others], apart=apart)
-    whole = whole.each(lambda stage: replace(stage, state_tier=case.tier))
+    tiers = {"state_tier": case.tier, "param_tier": case.param_tier}
+    whole = whole.each(lambda stage: replace(stage, **tiers))
+    first = whole.pipelines[0].stages
+    if case.param_tier != "device" and not all(
+        s.mesh.sample_ways == 1 or s.zero == 3 for s in first
+    ):
+        return None
     if not fits(whole, spec, cluster, seq_len, ranks=used.world_size):
         return None
     time = time_of_plan(whole, spec, cluster, seq_len=seq_len)

@@ -248,6 +248,16 @@ REFUSALS = (
         "a processor's memory is the host's: nothing would be gained",
     ),
     Refusal(
+        ("compute.recompute=offload_disk",),
+        "optim.state_folder",
+        "nothing says where files may be",
+    ),
+    Refusal(
+        ("compute.precision=bf16", "optim.param_tier=host"),
+        "optim.param_tier",
+        "a processor's memory is the host's: nothing would be gained",
+    ),
+    Refusal(
         ("plan.stages=[{recompute: offload}, {}]",),
         "plan.stages[0].recompute",
         "a processor's memory is the host's: nothing would be gained",

@@ -17,7 +17,7 @@ from weft.config.sections import SgdConfig
 from weft.data.synthetic import SyntheticDataset
 from weft.diagnose.verify import rehearse
 from weft.elastic.pool import WorkerPool
-from weft.memory.parcels import Parcel, Ways
+from weft.memory.parcels import Parcel, ToHost
 from weft.models.registry import FAMILIES
 from weft.nn.offloaded import offload
 from weft.nn.stage import Unit
@@ -30,12 +30,15 @@ from weft.train.loop import cut
 
 GPT2 = {"family": "gpt2", "dropout": 0.2, "shares": (6,)}
 CASES = [
-    (Case("1f1b", dp=((1, 1),), layers=((3, 1),), **GPT2), ("offload", "attention+offload:2")),
+    (
+        Case("1f1b", dp=((1, 1),), layers=((3, 1),), **GPT2),
+        ("offload", "attention+offload:2", "offload_disk"),
+    ),
     (
         Case("zb-h1-tp2", dp=((1, 1),), tp=((1, 2),), layers=((2, 2),), schedule="zb-h1", **GPT2),
         ("full:1+offload",),
     ),
-    (Case("zero3-passes", shares=(6,), dp=((2,),), zero=3, passes=2, tied=True), ("offload",)),
+    (Case("zero3-passes", shares=(6,), dp=((2,),), zero=3, passes=2, tied=True), ("offload_disk",)),
     (
         Case("zb-v", shares=(6,), dp=((1, 1),), layers=((1, 1, 1, 1),), schedule="zb-v"),
         ("offload",),
@@ -66,7 +69,7 @@ def test_not_one_bit_differs(case: Case, modes: tuple[str, ...], chips: WorkerPo
 def viewed(address: RankAddress) -> tuple[list[float], int]:
     """Gradients behind two views of one storage that went away, and how many storages did."""
     x = torch.arange(24.0).to(NAME).requires_grad_()
-    ways = Ways(torch.device(NAME, address.local_rank))
+    ways = ToHost(torch.device(NAME, address.local_rank))
     parcel = Parcel(ways, [x], None)
     with saved_tensors_hooks(parcel.pack, parcel.unpack):
         rows = (x * x).view(4, 6)
@@ -132,7 +135,7 @@ def under_way(address: RankAddress) -> int:
     device, parcels, most = torch.device(NAME, address.local_rank), list[Parcel](), 0
     blocks = [torch.nn.Linear(64, 64).to(device) for _ in range(4)]
     units = [Unit(lambda x, block=block: block(x * x), block=block) for block in blocks]
-    offload(units, Ways(device))
+    offload(units, ToHost(device))
     leave, arrive = Parcel.leave, Parcel.arrive
 
     def count() -> None:

@@ -43,7 +43,7 @@ def test_not_one_bit_differs(case: Case, chips: WorkerPool) -> None:
 
     plan = replace(case, precision="bf16").plan()
     plan = on(plan, " ".join([NAME] * len(plan.pipelines[0].positions())))
-    tiers = [("device", "device"), ("host", "device"), ("host", "disk")]
+    tiers = [("device", "device"), ("host", "device"), ("host", "disk"), ("disk", "device")]
 
     def trace(params: str, state: str) -> Any:
         kept = plan.each(lambda stage: replace(stage, param_tier=params, state_tier=state))
@@ -83,9 +83,9 @@ def test_two_layers_are_on_the_chip_at_a_time(library: Path) -> None:
     """As the model of memory has it. A process knows the most that it ever held: less first."""
     with WorkerPool() as pool:
         found, usual = (
-            pool.run(with_chips, most, tier, world_size=1)[0] for tier in ("host", "device")
+            pool.run(with_chips, most, tier, world_size=1)[0] for tier in ("disk", "device")
         )
-    for tier, peak in (("host", found), ("device", usual)):
+    for tier, peak in (("disk", found), ("device", usual)):
         told = memory_of_plan(alone(tier), SPEC, 16)[0]
         masters = told.optimizer / 3  # the rest comes with the first update
         told = replace(told, runtime=0.0, optimizer=masters)

@@ -31,7 +31,7 @@ def test_files_have_no_name_and_keep_what_was_forgotten(tmp_path: Path) -> None:
 
 
 def test_no_room_on_disk(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=f"{tmp_path}: .* bytes of optimizer state cannot be kept"):
+    with pytest.raises(RunError, match=f"{tmp_path}: .* bytes cannot be kept"):
         zeros((1 << 44,), Role("float32", tier="disk", folder=str(tmp_path)), CPU)
 
 

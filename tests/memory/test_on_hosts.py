@@ -23,9 +23,12 @@ from weft.recompute.asked import check_asked, in_short
 from weft.resolve.orders import with_orders
 from weft.resolve.resolve import resolve
 from weft.schedules.registry import by_preference
+from weft.simulate.step import HOST_REACHED, Knowledge
 
 CHIP = catalogue()["A100-SXM4-80GB"]
 SPEC = SIZES["llama2-7b"]
+HOST_BYTES_S = 32e9 * HOST_REACHED
+"""Of this chip, by the catalogue."""
 WORKLOAD = Workload(spec=SPEC, seq_len=4096, samples=32)
 
 
@@ -114,8 +117,10 @@ def test_longer_than_its_way_is_hidden() -> None:
     usual, away = (problem.times(plan(each))[0][0][0] for each in ("off", "offload"))
     back_s = usual.input_grad_s + usual.weight_grad_s
     held = kept_on_hosts(plan("offload"), problem.memory)[0] / 2
-    assert away.forward_s == pytest.approx(held / 20e9, rel=0.01)
-    assert away.whole_s - away.forward_s == pytest.approx(max(held / 20e9, back_s), rel=0.01)
+    assert away.forward_s == pytest.approx(held / HOST_BYTES_S, rel=0.01)
+    assert away.whole_s - away.forward_s == pytest.approx(
+        max(held / HOST_BYTES_S, back_s), rel=0.01
+    )
 
 
 def test_chosen_where_nothing_else_fits_and_hosts_have_room() -> None:
@@ -128,7 +133,7 @@ def test_chosen_where_nothing_else_fits_and_hosts_have_room() -> None:
     assert {stage.recompute for _, _, stage in found.plan.stages()} == {"offload"}
     assert "activations on host" in settings(found.plan)
     assert smallest_change(plan("off", pp=1), on(room, 400, 1)) == (
-        "Keep activations in the memory of hosts (recompute: offload)."
+        "Keep the optimizer's state in the memory of hosts (state_tier: host)."
     )
     with pytest.raises(NoPlan):
         search(replace(on(room, 4, 1), options=lean))
@@ -156,13 +161,16 @@ def brings(dp: int = 1, **others: object) -> Plan:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"device": "cpu"}, "'host': expected device. A processor's memory is the host's: nothing"),
+        (
+            {"device": "cpu"},
+            "'host': expected device or disk. A processor's memory is the host's: nothing",
+        ),
         ({"precision": "fp32"}, "expected device. fp32 updates what it computes with; bf16, fp16"),
         (
             {"dp": 2, "zero": 2},
             "expected device where several ranks hold the same",
         ),
-        ({"param_tier": "disk"}, "'disk': expected one of 'device', 'host'"),
+        ({"param_tier": "cloud"}, "'cloud': expected one of 'device', 'host', 'disk'"),
     ],
 )
 def test_parameters_that_cannot_wait_on_hosts(given: dict, problem: str) -> None:
@@ -181,14 +189,63 @@ def test_parameters_that_wait_are_counted_there_and_on_their_way() -> None:
         assert problem.memory(away)[0].weights == 0
         assert kept_on_hosts(away, problem.memory)[0] == kept
         both = problem.times(usual)[0][0][0], problem.times(away)[0][0][0]
-        assert 0 < both[1].whole_s - both[0].whole_s < 2 * kept / 20e9
-        assert both[1].update_s - both[0].update_s == pytest.approx(kept / 20e9)
+        assert 0 < both[1].whole_s - both[0].whole_s < 2 * kept / HOST_BYTES_S
+        assert both[1].update_s - both[0].update_s == pytest.approx(kept / HOST_BYTES_S)
 
 
 def test_who_asks_where_nothing_comes_of_it_hears_so() -> None:
     cluster = Cluster(nodes=(Node(host="", cpu="", cores=2, memory_gib=16.0, cpu_bf16=True),))
     asked = ["optim.param_tier=host", "compute.precision=bf16"]
-    with pytest.raises(ConfigErrors, match=r"optim.param_tier = 'host': expected device on proc"):
+    with pytest.raises(
+        ConfigErrors, match=r"optim.param_tier = 'host': expected device or disk on proc"
+    ):
         resolve(load_config("debug", asked), cluster)
     with pytest.raises(ConfigErrors, match=r"compute.recompute = 'offload': expected off on proc"):
         resolve(load_config("debug", ["compute.recompute=offload"]), cluster)
+
+
+BOTH = ("device", "host")
+
+
+def test_parameters_go_to_hosts_where_state_there_is_not_enough() -> None:
+    usual = plan("full", pp=1).each(lambda stage: replace(stage, state_tier="host"))
+    away = usual.each(lambda stage: replace(stage, param_tier="host"))
+    most, least = (on(80, 1e4, 1).memory(each)[0].total / 2**30 for each in (usual, away))
+    options = Options(micros=(1,), tiers=BOTH, param_tiers=BOTH)
+    room = (most + least) / 2 / options.memory_part
+    assert most - least > 5
+    (stage,) = search(replace(on(room, 200, 1), options=options)).best.plan.pipelines[0].stages
+    assert (stage.state_tier, stage.param_tier) == ("host", "host")
+    with pytest.raises(NoPlan, match="room for optimizer state and parameters in the memory of"):
+        search(replace(on(room, None, 1), options=options))
+    assert smallest_change(plan("full", pp=1), on(room, 200, 1)) == (
+        "Keep parameters there too (state_tier: host, param_tier: host)."
+    )
+
+
+def test_large_chips_keep_what_small_ones_send_to_hosts() -> None:
+    """The search decides for all stages at once; then each takes back what it has room for."""
+    small = replace(on(14, 200, 1).cluster.pools[0], network_gbit_s=200)
+    large = replace(small, chip=catalogue()["A100-SXM4-80GB"])
+    work = replace(WORKLOAD, spec=replace(SPEC, num_layers=23), samples=8)
+    options = Options(micros=(1,), tiers=BOTH, param_tiers=BOTH)
+    found = search(Problem(work, ClusterView((small, large)), options=options)).best
+    tiers = {
+        found.cluster.pool_of(stage.mesh.ranks[0]).chip.memory_gib: stage.state_tier
+        for _, _, stage in found.plan.stages()
+    }
+    assert tiers == {14: "host", 80: "device"}
+    assert not shortages(found.plan, Problem(work, found.cluster, options=options))
+
+
+@pytest.mark.parametrize(
+    ("given", "host", "disk"),
+    [
+        ({}, 32e9 * HOST_REACHED, 1e9),
+        ({"host_gb_s": 10.0, "disk_gb_s": 6.0}, 10e9 * HOST_REACHED, 3e9),
+    ],
+)
+def test_rates_are_those_of_the_chip_and_of_its_node(given: dict, host: float, disk: float) -> None:
+    """A node's two chips share its disk."""
+    pool = replace(on(80, 1e4).cluster.pools[0], **given)
+    assert Knowledge().hardware_of(pool).tiers == (host, disk)

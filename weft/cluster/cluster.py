@@ -31,6 +31,8 @@ class Chip:
     """Best large matrix product that others measured, 10^12 FLOP/s, by dtype."""
     memory_gb_s: float | None = None
     """Bandwidth of its memory, 10^9 bytes/s."""
+    host_gb_s: float | None = None
+    """One way between it and its host's memory, 10^9 bytes/s."""
     link: str = ""
     """What joins it to the other chips of its machine."""
     link_gb_s: float | None = None

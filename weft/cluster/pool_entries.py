@@ -78,7 +78,11 @@ class PoolEntry(Section):
     chips_per_node: Annotated[Count, Field(le=4096)]
     """Chips of each node: one rank a chip, or one for each device of a package."""
     host_gib: Annotated[Positive, Field(le=1_000_000)] | None = None
-    """Main memory of each node that optimizer state may take; null is none."""
+    """Main memory of each node that state, parameters and activations may take; null is none."""
+    host_gb_s: Gigabytes | None = None
+    """One chip to that memory, one way, 10^9 bytes/s; null is the chip's own link."""
+    disk_gb_s: Gigabytes | None = None
+    """Of each node's disk, each way, for what is kept there; null is 2."""
     network_gbit: Annotated[Positive, Field(ge=0.01, le=10_000)] | None = None
     """One chip's part of its node's network, 10^9 bits/s; null is the chip's usual adapter."""
     link_gb_s: Gigabytes | None = None
@@ -224,7 +228,8 @@ def _pool(pools: Sequence[PoolEntry], number: int, own: Sequence[OwnChip]) -> Ch
     chip = _chip_named(asked.chip, f"{key}.chip", own)
     parts = chip.devices if asked.chip == chip.package else 1
     memory_gb_s = chip.memory_gb_s and parts * chip.memory_gb_s
-    _refuse_fast_link(asked.link_gb_s, memory_gb_s, f"{key}.link_gb_s")
+    for name in ("link_gb_s", "host_gb_s"):
+        _refuse_fast_link(asked.model_dump()[name], memory_gb_s, f"{key}.{name}")
     entry = _by_device(asked, parts)
     _refuse_gaps(entry, chip, key, alone=_one_machine(pools, asked) and entry.nodes == 1)
     if entry.node is not None and entry.nodes > 1:
@@ -241,6 +246,8 @@ def _pool(pools: Sequence[PoolEntry], number: int, own: Sequence[OwnChip]) -> Ch
         node=entry.node or "",
         price_per_hour=entry.price_per_hour,
         host_gib=entry.host_gib,
+        host_gb_s=entry.host_gb_s,
+        disk_gb_s=entry.disk_gb_s,
         hosts=_hosts(entry, f"{key}.hosts"),
     )
 
@@ -270,6 +277,7 @@ def _by_device(entry: PoolEntry, parts: int) -> PoolEntry:
             "chips_per_node": entry.chips_per_node * parts,
             "network_gbit": each(entry.network_gbit),
             "link_gb_s": each(entry.link_gb_s),
+            "host_gb_s": each(entry.host_gb_s),
             "price_per_hour": each(entry.price_per_hour),
         }
     )

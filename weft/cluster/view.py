@@ -57,6 +57,10 @@ class ChipPool:
     """Of one chip, in any currency."""
     host_gib: float | None = None
     """Main memory of each node that chips may use; None: not known, and nothing is kept there."""
+    host_gb_s: float | None = None
+    """One way between a chip and that memory, 10^9 bytes/s; None takes the chip's own."""
+    disk_gb_s: float | None = None
+    """Of each node's disk, which its chips share, 10^9 bytes/s; None is not known."""
     hosts: tuple[str, ...] = ()
     """Names of the nodes, in their order; empty where nobody said them."""
     site: Site | None = None

@@ -104,7 +104,7 @@ class StageConfig(_StageMesh):
     """torch.compile each block of this stage."""
     state_tier: Literal["device", "host", "disk"] | None = None
     """Where this stage keeps what only updates need; null is `optim.state_tier`."""
-    param_tier: Literal["device", "host"] | None = None
+    param_tier: Literal["device", "host", "disk"] | None = None
     """Where this stage keeps its parameters; null is `optim.param_tier`."""
 
     @property

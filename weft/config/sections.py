@@ -153,7 +153,8 @@ class ComputeConfig(Section):
     """Activation checkpointing: "full" keeps only each block's input and computes the rest again in
     backward, "attention" and "feed_forward" only what enters that half, "activation" only drops
     what the feed-forward's last product reads, "core" only attention's scores. "offload" computes
-    nothing again: what backward reads waits in the memory of the host of an accelerator. "chunks"
+    nothing again: what backward reads waits in the memory of the host of an accelerator;
+    "offload_disk": in files of `optim.state_folder`. "chunks"
     computes the feed-forward of 2048 tokens at a time, for long samples. "auto" is "off", and with
     `plan.auto` whatever is fastest in the memory there is."""
     activations_gib: Positive | None = None
@@ -247,10 +248,11 @@ class OptimConfig(Section):
     "host" is the machine's memory, "disk" files in `state_folder`; updates then bring it to the
     device piece by piece, with the same numbers. "auto" is "device", the memory of the chip that
     computes, and with `plan.auto` another where nothing else fits."""
-    param_tier: Literal["device", "host"] = "device"
-    """Where accelerators keep the parameters that they compute with, where those have fp32 master
-    weights: "host" is the machine's memory, from which each block's come before it computes, in
-    forward and backward, with the same numbers. Ranks that hold the same need `zero: 3`."""
+    param_tier: Literal["auto", "device", "host", "disk"] = "auto"
+    """Where processes keep the parameters that they compute with, where those have fp32 master
+    weights: "host" is the machine's memory, "disk" files in `state_folder`, from which each block's
+    come before it computes, in forward and backward, with the same numbers. Ranks that hold the
+    same need `zero: 3`. "auto" is as of `state_tier`."""
     state_folder: Text | None = None
     """Folder of every machine for what is kept on disk, which takes the room at once and leaves no
     file behind; "disk" needs it."""

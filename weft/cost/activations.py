@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from weft.cost.work import StageWork, layers_alike
 from weft.models.shape import Branch, ModelShape
+from weft.recompute.asked import ELSEWHERE
 from weft.recompute.mode import Item
 from weft.recompute.registry import MODES
 
@@ -61,11 +62,11 @@ def layer_working(
 
 
 def layer_away(
-    shape: ModelShape, work: StageWork, *, experts: bool, branch: Branch | None = None
+    shape: ModelShape, work: StageWork, *tiers: str, experts: bool, branch: Branch | None = None
 ) -> float:
-    """Bytes that wait on the host for backward, of a layer on average."""
+    """Bytes that wait elsewhere for backward, of a layer on average; in these tiers."""
     items = layer_items(shape, work, experts=experts, branch=branch)
-    return sum(part * _away(items, names) for names, part in work.recompute)
+    return sum(part * _away(items, names, *tiers) for names, part in work.recompute)
 
 
 def _made_again(items: Mapping[Item, float], names: Iterable[str], work: StageWork) -> float:
@@ -88,9 +89,10 @@ def _kept(items: Mapping[Item, float], names: Iterable[str]) -> float:
     return _left(items, names) - _away(items, names)
 
 
-def _away(items: Mapping[Item, float], names: Iterable[str]) -> float:
-    """Bytes that they send to the host."""
-    return _left(items, names) if any(MODES[name].offloads for name in names) else 0.0
+def _away(items: Mapping[Item, float], names: Iterable[str], *tiers: str) -> float:
+    """Bytes that they send elsewhere, to these tiers."""
+    sent = any(MODES[name].waits in (tiers or ELSEWHERE) for name in names)
+    return _left(items, names) if sent else 0.0
 
 
 def _left(items: Mapping[Item, float], names: Iterable[str]) -> float:
@@ -184,10 +186,11 @@ def stage_kept(shape: ModelShape, work: StageWork) -> float:
     return layers + embedding + norm
 
 
-def stage_away(shape: ModelShape, work: StageWork) -> float:
-    """Bytes that a whole stage sends to the host of one microbatch on one rank."""
+def stage_away(shape: ModelShape, work: StageWork, *tiers: str) -> float:
+    """Bytes that a whole stage sends elsewhere of one microbatch on one rank; to these tiers, where
+    any are given."""
     return sum(
-        number * layer_away(shape, each, **kind._asdict())
+        number * layer_away(shape, each, *tiers, **kind._asdict())
         for each, kind, number in layers_alike(shape, work)
     )
 

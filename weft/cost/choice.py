@@ -76,8 +76,8 @@ class StageChoice(NamedTuple):
     """Part of the bytes of parameters that is gathered."""
     tier: Tier = "device"
     """Where what only updates need is kept."""
-    brings_params: bool = False
-    """Parameters wait on the host until something computes with them."""
+    param_tier: Tier = "device"
+    """Where parameters wait until something computes with them."""
     by_element: bool = True
     """Updates may take parts of tensors in turn."""
     overlap: float = ALL
@@ -87,6 +87,11 @@ class StageChoice(NamedTuple):
     def keeps_apart(self) -> bool:
         """What only updates need is not in the device's memory."""
         return keeps_apart(self.tier, HOST if self.work.eager else "")
+
+    @property
+    def brings_params(self) -> bool:
+        """Parameters come to the device's memory when something computes with them."""
+        return keeps_apart(self.param_tier, HOST if self.work.eager else "")
 
     def taking(self, samples: int) -> StageChoice:
         """With so many samples of a microbatch on its rank."""
@@ -249,7 +254,7 @@ def choice_of(
         shard_ways=shard_ways,
         part=part,
         tier=stage.state_tier,
-        brings_params=keeps_apart(stage.param_tier, stage.device),
+        param_tier=stage.param_tier,
         by_element=training.by_element,
     )
 

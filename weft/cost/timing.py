@@ -13,7 +13,7 @@ from weft.cost.sends import Inside, layer_sends
 from weft.cost.times import StageTimes
 from weft.cost.traffic import Fabric
 from weft.cost.work import ADAMW_BYTES, layers_by_kind
-from weft.memory.tiers import BYTES_PER_S, PIECE_BYTES
+from weft.memory.tiers import APART, PIECE_BYTES, USUAL, Rates
 from weft.models.shape import ModelShape
 
 
@@ -83,6 +83,7 @@ class Hardware:
     chip: CostFunction
     fabric: Fabric
     software: Software = WEFT
+    tiers: Rates = USUAL
 
 
 def stage_times(shape: ModelShape, choice: StageChoice, hardware: Hardware) -> StageTimes:
@@ -118,7 +119,8 @@ def _beside_host(
 ) -> StageTimes:
     """With what layers send to the host and bring back, each way by itself: what takes longer than
     the layers compute is waited for. Nothing hides the tables of a stage's ends."""
-    work, chip, each_s = choice.work, hardware.chip, 1 / BYTES_PER_S["host"]
+    work, chip = choice.work, hardware.chip
+    rates, each_s = hardware.tiers, _each_param_s(choice, hardware)
     tables = [(True, 0.0)] * work.embeds + [(False, work.predicts)] * (work.predicts > 0)
     ends = [
         brought_bytes(shape, choice.holding((0, 0), embeds=embeds, predicts=predicts)) * each_s
@@ -127,7 +129,8 @@ def _beside_host(
     forward_s, backward_s = sum(ends), sum(ends[work.embeds :])
     for part in work.in_turn():
         layers = choice.holding(part.layers, embeds=False, predicts=False)
-        away_s, brought_s = stage_away(shape, part) * each_s, brought_bytes(shape, layers) * each_s
+        away_s = sum(stage_away(shape, part, tier) / rates.of(tier) for tier in APART)
+        brought_s = brought_bytes(shape, layers) * each_s
         if away_s + brought_s:
             alone = part._replace(embeds=False, predicts=False)
             slow = compute_seconds(shape, alone, chip).scaled(hardware.software.slowdown)
@@ -142,8 +145,13 @@ def _beside_host(
     )
 
 
+def _each_param_s(choice: StageChoice, hardware: Hardware) -> float:
+    """Of a byte of parameters on its way from where they wait."""
+    return 1 / hardware.tiers.of(choice.param_tier) if choice.brings_params else 0.0
+
+
 def brought_bytes(shape: ModelShape, choice: StageChoice) -> float:
-    """Bytes of parameters that a rank brings from the host for what it computes once."""
+    """Bytes of parameters that a rank brings from elsewhere for what it computes once."""
     if not choice.brings_params:
         return 0.0
     brought = choice.state.weight * choice.gathers
@@ -229,7 +237,8 @@ class _State:
         update = max(update, self._fetch_s(updated))
         beside = reduce if software.publishes_alone else reduce + publish
         seen = reduce + publish - min(beside, beside_s) * software.data_hidden
-        back = brought_bytes(self.shape, self.choice) / BYTES_PER_S["host"]
+        each_s = _each_param_s(self.choice, self.hardware)
+        back = brought_bytes(self.shape, self.choice) * each_s
         return seen + update + back + software.step_s
 
     def _fetch_s(self, updated: float) -> float:
@@ -240,7 +249,7 @@ class _State:
         num_bytes = self.choice.state.optimizer * updated
         ways = 2 if self.choice.tier == "disk" else 1
         first = min(PIECE_BYTES, num_bytes)
-        return (ways * num_bytes + first) / BYTES_PER_S[self.choice.tier]
+        return (ways * num_bytes + first) / self.hardware.tiers.of(self.choice.tier)
 
     def _exchange(self, params: float, near: Group, far: Group) -> tuple[float, float]:
         """Seconds of gradients to those who update and of their sums between the groups that

@@ -40,7 +40,7 @@ def zeros(size: Sequence[int], role: Role, device: torch.device) -> Tensor:
             storage = torch.UntypedStorage.from_file(place, True, num_bytes)
     except OSError as error:
         folder = role.folder or tempfile.gettempdir()
-        problem = f"{folder}: {num_bytes} bytes of optimizer state cannot be kept there: "
+        problem = f"{folder}: {num_bytes} bytes cannot be kept there: "
         raise RunError(problem + str(error.strerror)) from error
     flat = torch.empty(0, dtype=role.dtype).set_(storage)  # type: ignore[arg-type]
     mapped: Tensor = flat.view(tuple(size))

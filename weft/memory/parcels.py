@@ -1,4 +1,4 @@
-"""What is saved for backward, in the memory of the host until then.
+"""What is saved for backward, in the memory of the host or on disk until then.
 
 All that one forward of a block saves is a parcel: each storage once, however many tensors are
 views of it. It leaves while the next block computes, and comes back while the one after it does in
@@ -8,9 +8,10 @@ neighbour's. Nothing is rounded, and what comes back has the same strides: no nu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -23,7 +24,6 @@ class Store:
 
     here: Tensor | None
     there: Tensor | None = None
-    """Page-locked, so that nobody waits for copies; PyTorch uses such memory again."""
 
 
 class Saved(NamedTuple):
@@ -37,20 +37,67 @@ class Saved(NamedTuple):
     dtype: torch.dtype
 
 
-class Ways:
-    """Streams of a device on which parcels leave and come back, beside what computes."""
+Wait = Callable[[], None]
+"""Lets what computes wait for copies."""
+
+
+class Ways(Protocol):
+    """By which parcels leave a device and come back, beside what computes."""
+
+    device: torch.device
+    leaving: Parcel | None
+    """The last one: its memory is free when it has left, which the next one waits for."""
+
+    def send(self, stores: Sequence[Store]) -> Wait:
+        """Begin to copy what is here, to ``there``; after the wait nobody reads it any more. Who
+        asks keeps that as long as it reads what is there."""
+
+    def fetch(self, stores: Sequence[Store]) -> Wait:
+        """Begin to copy what is there, to ``here``."""
+
+
+class ToHost:
+    """Streams of a device, to page-locked memory, so that nobody waits for copies; PyTorch uses
+    such memory again."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.out, self.back = torch.Stream(device=device), torch.Stream(device=device)
         self.leaving: Parcel | None = None
-        """The last one: its memory is free when it has left, which the next one waits for."""
+        self._out, self._back = torch.Stream(device=device), torch.Stream(device=device)
 
-    def wait(self, event: torch.Event) -> None:
-        """Let what computes wait."""
+    def send(self, stores: Sequence[Store]) -> Wait:
+        leaving = list[Tensor]()
+        self._out.wait_event(self._now())
+        with self._out:
+            for store in stores:
+                assert store.here is not None, "nothing has left yet"
+                there = torch.empty(store.here.nbytes, dtype=torch.uint8, pin_memory=True)
+                store.there = there.copy_(store.here, non_blocking=True)
+                leaving.append(store.here)
+        left = self._out.record_event()
+
+        def wait() -> None:
+            self._wait(left)
+            leaving.clear()
+
+        return wait
+
+    def fetch(self, stores: Sequence[Store]) -> Wait:
+        both = list[tuple[Tensor, Tensor]]()
+        for store in stores:
+            assert store.there is not None, "what is not here has left"
+            store.here = torch.empty_like(store.there, device=self.device)
+            both.append((store.here, store.there))
+        self._back.wait_event(self._now())  # memory that was in use until then
+        with self._back:
+            for here, there in both:
+                here.copy_(there, non_blocking=True)
+        return partial(self._wait, self._back.record_event())
+
+    def _wait(self, event: torch.Event) -> None:
         torch.accelerator.current_stream(self.device).wait_event(event)
 
-    def now(self) -> torch.Event:
+    def _now(self) -> torch.Event:
         """When what was asked of what computes is done."""
         return torch.accelerator.current_stream(self.device).record_event()
 
@@ -68,9 +115,8 @@ class Parcel:
         self._stays = {tensor.untyped_storage().data_ptr() for tensor in stays}
         self._stores: WeakValueDictionary[int, Store] = WeakValueDictionary()
         """By their first places on the device."""
-        self._leaving: list[Tensor] = []
-        self._left: torch.Event | None = None
-        self._came: torch.Event | None = None
+        self._left: Wait | None = None
+        self._came: Wait | None = None
 
     @property
     def stores(self) -> Iterator[Store]:
@@ -106,14 +152,7 @@ class Parcel:
     def leave(self) -> None:
         """Begin to leave: the forward is done. What left before has no memory here from now on."""
         ways = self._ways
-        ways.out.wait_event(ways.now())
-        with ways.out:
-            for store in self.stores:
-                assert store.here is not None, "nothing has left yet"
-                there = torch.empty(store.here.nbytes, dtype=torch.uint8, pin_memory=True)
-                store.there = there.copy_(store.here, non_blocking=True)
-                self._leaving.append(store.here)
-        self._left = ways.out.record_event()
+        self._left = ways.send(list(self.stores))
         if ways.leaving is not None:
             ways.leaving.be_gone()
         ways.leaving = self
@@ -133,7 +172,7 @@ class Parcel:
             leaving.be_gone()
         self.come()
         if self._came is not None:
-            self._ways.wait(self._came)
+            self._came()
             self._came = None
         if self._before is not None:
             self._before.come()
@@ -141,19 +180,10 @@ class Parcel:
 
     def come(self) -> None:
         """Begin to come back, unless it is here."""
-        ways, both = self._ways, list[tuple[Tensor, Tensor]]()
-        for store in self.stores:
-            if store.here is None and store.there is not None:
-                store.here = torch.empty_like(store.there, device=ways.device)
-                both.append((store.here, store.there))
-        if both:
-            ways.back.wait_event(ways.now())  # memory that was in use until then
-            with ways.back:
-                for here, there in both:
-                    here.copy_(there, non_blocking=True)
-            self._came = ways.back.record_event()
+        gone = [store for store in self.stores if store.here is None and store.there is not None]
+        if gone:
+            self._came = self._ways.fetch(gone)
 
     def _has_left(self) -> None:
         assert self._left is not None, "it has not begun to"
-        self._ways.wait(self._left)
-        self._leaving = []
+        self._left()

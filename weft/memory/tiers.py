@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from weft.cluster.cluster import HOST
 from weft.precision.roles import Tier
 
+APART: tuple[Tier, ...] = ("host", "disk")
 PIECE_BYTES = 64 << 20
 """Brought to the device at a time."""
 NUM_ROOMS = 3
@@ -13,8 +16,19 @@ ALIGNMENT = 64
 """Bytes, and elements, that no vector instruction reads across."""
 
 
-BYTES_PER_S: dict[Tier, float] = {"host": 20e9, "disk": 2e9}
-"""Each way between a tier and a device, until it is measured. A disk does one at a time."""
+class Rates(NamedTuple):
+    """Bytes a second of one chip, each way between it and a tier; the defaults are for what neither
+    a cluster's file nor the catalogue says. A disk does one way at a time."""
+
+    host: float = 20e9
+    disk: float = 2e9
+
+    def of(self, tier: Tier) -> float:
+        """Of a tier apart from the device."""
+        return self.disk if tier == "disk" else self.host
+
+
+USUAL = Rates()
 
 
 def keeps_apart(tier: Tier, device: str) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from weft.comm.comm import Comm, Finish
 from weft.config.errors import ConfigError
 from weft.memory.kept import forget, is_apart
-from weft.memory.tiers import keeps_apart
+from weft.memory.shelf import shelf_for
 from weft.parallel.accumulate import Accumulator, Slot
 from weft.parallel.between import between_domains
 from weft.parallel.buckets import BUCKET_BYTES, Bucket, fill_buckets
@@ -101,11 +101,10 @@ class Gradients:
         """Of ``frozen``: what no update changes, without gradient, master or state."""
         by_name = {local.spec.name: local for local in params}
         buckets = fill_buckets(packed, precision.reduction.dtype.itemsize, bucket_bytes)
-        apart = keeps_apart(precision.parameters.tier, comm.device.type)
-        way = torch.Stream(device=comm.device) if apart else None
+        shelf = shelf_for(precision.parameters, comm.device)
         master = precision.master
         self._scales = WeightScales(pieces, comm)
-        made_flat = partial(FlatParams, way=way, scales=self._scales)
+        made_flat = partial(FlatParams, shelf=shelf, scales=self._scales)
         self.sharded = [made_flat(b, by_name, comm, master) for b in buckets if b.level]
         self.mains = whole + [main for flat in self.sharded for main in flat.mains]
         self._find_scales()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from weft.comm.comm import Comm, Finish
 from weft.memory.kept import forget, is_apart, zeros
+from weft.memory.shelf import Shelf
 from weft.parallel.buckets import Bucket
 from weft.parallel.fp8.gathered import RoundedBucket, WeightScales
 from weft.parallel.params import Held, LocalParam
@@ -86,11 +88,11 @@ class FlatParams:
         comm: Comm,
         master: Role,
         *,
-        way: torch.Stream | None = None,
+        shelf: Shelf | None = None,
         scales: WeightScales,
     ) -> None:
-        """``way``: brings this rank's segment from the memory of the host at level 3; None: it is
-        on the device. ``scales``: of what is rounded before it is gathered."""
+        """``shelf``: where this rank's segment waits at level 3; None: on the device. ``scales``:
+        of what is rounded before it is gathered."""
         self.bucket = bucket
         self._comm = comm
         first = params[bucket.entries[0].held.spec.name].param
@@ -120,7 +122,7 @@ class FlatParams:
         self._share = self._own
         if not self.is_in_place:
             self._share = _copy(self._own, master)
-        self._way = way if bucket.level == 3 else None
+        self._shelf = shelf if bucket.level == 3 else None
         self._at_rest = self._resting()
         """What others get of this rank, at level 3 time and again; rounded by ``rest``."""
         views = bucket.kept_views(comm.rank, self._share)
@@ -135,9 +137,9 @@ class FlatParams:
 
     def _resting(self) -> Tensor:
         dtype = self.flat.dtype if self._rounded is None else torch.uint8
-        if self._way is not None:
+        if self._shelf is not None:
             assert self._share.dtype != self.flat.dtype, "updates change what is computed with"
-            return torch.zeros(len(self._own), dtype=dtype, pin_memory=True)
+            return self._shelf.empty(len(self._own), dtype)
         if self._rounded is not None:
             return torch.zeros(len(self._own), dtype=dtype, device=self.flat.device)
         if self.bucket.level == 3 and is_apart(self._share, self.flat.device):
@@ -160,11 +162,12 @@ class FlatParams:
             values = self._share.to(self.flat.dtype).to(self.flat.device)
             self._at_rest.copy_(self._rounded.encode(values))
             forget(self._share)
-        elif self._way is not None:
+        elif self._shelf is not None:
             self._at_rest.copy_(self._share.to(self._at_rest.dtype))
             forget(self._share)
         elif self._at_rest is not self._share:
             _bring(self._share, self._at_rest)
+        forget(self._at_rest)
 
     def start(self) -> None:
         """Begin to gather what ``free`` let go of."""
@@ -201,8 +204,9 @@ class FlatParams:
         if self._rounded is not None:
             flat = self._message = torch.empty(len(flat), dtype=torch.uint8, device=flat.device)
             own = flat[self._place]
-        if self._way is not None:
-            self._pending = self._brought(self._way, flat, own)
+        if self._shelf is not None:
+            gathered = partial(self._gathered, flat)
+            self._pending = self._shelf.bring(self._at_rest, own, gathered)
             return
         if not self.is_in_place:
             _bring(self._at_rest, own)
@@ -212,21 +216,6 @@ class FlatParams:
         return self._comm.all_gather(
             flat, name="parameters", group=self._near, sizes=self._segments
         )
-
-    def _brought(self, way: torch.Stream, flat: Tensor, own: Tensor) -> Finish:
-        """Likewise, beside what computes."""
-        computes = torch.accelerator.current_stream(flat.device)
-        way.wait_event(computes.record_event())  # memory that was in use until then
-        with way:
-            own.copy_(self._at_rest, non_blocking=True)
-            gathered = self._gathered(flat)
-        came = way.record_event()
-
-        def arrive() -> None:
-            torch.accelerator.current_stream(flat.device).wait_event(came)
-            gathered()
-
-        return arrive
 
 
 def start_rounded(flats: Iterable[FlatParams]) -> None:

@@ -12,6 +12,7 @@ from math import ceil, floor
 
 from weft.cluster.view import ClusterView
 from weft.cost.sent import Way
+from weft.memory.tiers import APART
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.fit import CHECKPOINTING, shortages, smallest_change, without_recompute
 from weft.planner.forecast import Forecast, forecast
@@ -193,7 +194,8 @@ def _settings(pipeline: PipelinePlan) -> str:
     words = [pipeline.order] if pipeline.order else []
     modes = [stage.recompute for stage in pipeline.stages]
     words += ["recompute"] * any(computed_again(each) != "off" for each in modes)
-    words += ["activations on host"] * any(map(offloads, modes))
+    for tier in APART:
+        words += [f"activations on {tier}"] * any(offloads(each, None, tier) for each in modes)
     words += [f"ZeRO {max(stage.zero for stage in pipeline.stages)}"]
     words += [f"{pipeline.num_microbatches} micro-batches of {pipeline.microbatch}"]
     return ", ".join(words)

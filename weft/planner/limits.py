@@ -11,7 +11,7 @@ from weft.config.axes import ENTRIES
 from weft.cost.activations import stage_away
 from weft.cost.choice import choice_of
 from weft.cost.timing import brought_bytes
-from weft.memory.tiers import BYTES_PER_S
+from weft.memory.tiers import APART
 from weft.models.registry import shape_of
 from weft.plan.plan import StagePlan
 from weft.planner.fit import CHECKPOINTING
@@ -88,29 +88,33 @@ class Limits:
         cast, slow = self.forecast, self.slowest
         plan, rank = cast.plan, slow.ranks[0]
         tier = plan.pipelines[slow.pipeline].stages[slow.stages[0]].state_tier
+        rates = cast.problem.knowledge.hardware_of(cast.problem.cluster.pool_of(rank)).tiers
         if tier != "device":
             here = plan.each(lambda stage: replace(stage, state_tier="device"))
             kept = cast.problem.memory(here)[rank].optimizer
             way = "there and back" if tier == "disk" else "each way"
             yield (
                 f"optimizer state is on the {tier}: each update brings {kept / 1e9:.3g} GB to each "
-                f"chip and takes it back, at {BYTES_PER_S[tier] / 1e9:g} GB/s {way}"
+                f"chip and takes it back, at {rates.of(tier) / 1e9:.3g} GB/s {way}"
             )
         pipeline, work = plan.pipelines[slow.pipeline], cast.problem.workload
         choices = [choice_of(pipeline, stage, work.seq_len) for stage in slow.stages]
         shape = shape_of(work.spec)
-        away = sum(each.passes * stage_away(shape, each.work) for each in choices)
         brought = sum(brought_bytes(shape, each) for each in choices)
         if brought:
+            where = plan.pipelines[slow.pipeline].stages[slow.stages[0]].param_tier
             yield (
-                f"parameters wait on the host: each forward and backward brings "
-                f"{brought / 1e9:.3g} GB to each chip, at {BYTES_PER_S['host'] / 1e9:g} GB/s"
+                f"parameters wait on the {where}: each forward and backward brings "
+                f"{brought / 1e9:.3g} GB to each chip, at {rates.of(where) / 1e9:.3g} GB/s"
             )
-        if away:
-            yield (
-                f"activations wait on the host: each micro-batch sends {away / 1e9:.3g} GB from "
-                f"each chip and brings it back, at {BYTES_PER_S['host'] / 1e9:g} GB/s each way"
-            )
+        for tier in APART:
+            away = sum(each.passes * stage_away(shape, each.work, tier) for each in choices)
+            if away:
+                yield (
+                    f"activations wait on the {tier}: each micro-batch sends {away / 1e9:.3g} GB "
+                    f"from each chip and brings it back, at {rates.of(tier) / 1e9:.3g} GB/s "
+                    "each way"
+                )
 
     def as_json(self) -> dict[str, object]:
         """What ``--json`` prints."""

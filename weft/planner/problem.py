@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf, prod
 
@@ -74,6 +74,9 @@ class Options:
     zero: tuple[ZeroLevel, ...] = (0, 1, 2, 3)
     tiers: tuple[Tier, ...] = ("device",)
     """Where what only updates need may be kept: the first with which something fits."""
+    param_tiers: tuple[Tier, ...] = ("device",)
+    """Likewise parameters, where something computes with copies of what is updated; another is
+    tried when state is elsewhere already."""
     domains: bool = False
     """What several nodes, or pipelines, hold may be summed inside each, then between them."""
     in_flight: bool = False
@@ -116,12 +119,20 @@ class Options:
             "recompute": self.recompute,
             "zero": self.zero,
             "tiers": self.tiers,
+            "param_tiers": self.param_tiers,
         }
         for name, choice in choices.items():
             if not choice:
                 raise ConfigError(f"options.{name}", [], "at least one choice")
         if not 0 < self.memory_part <= 1:
             raise ConfigError("options.memory_part", self.memory_part, "above 0, at most 1")
+
+    def elsewhere(self) -> Iterator[Options]:
+        """With one tier each for state and for parameters, in the order in which they are tried."""
+        for params in self.param_tiers:
+            for state in self.tiers:
+                if params == self.param_tiers[0] or state != "device" or len(self.tiers) == 1:
+                    yield replace(self, tiers=(state,), param_tiers=(params,))
 
     @property
     def any_shape(self) -> bool:

@@ -34,7 +34,7 @@ from weft.planner.long_samples import BY_HEADS, check_chunks, check_scores
 from weft.planner.sites import check_sites
 from weft.precision.registry import PRECISIONS
 from weft.precision.roles import TIERS
-from weft.recompute.asked import check_asked, computed_again, offloads
+from weft.recompute.asked import check_asked, kept_off_host, offloads
 from weft.schedules.registry import SCHEDULES, expected_positions, schedule_of
 from weft.schedules.validity import prove
 
@@ -140,7 +140,7 @@ def _check_values(plan: Plan) -> None:
         check_asked(f"{where}.recompute", stage.recompute, len(stage.blocks))
         _refuse_unnamed(f"{where}.zero", stage.zero, get_args(ZeroLevel))
         _refuse_unnamed(f"{where}.state_tier", stage.state_tier, TIERS)
-        _refuse_unnamed(f"{where}.param_tier", stage.param_tier, ("device", "host"))
+        _refuse_unnamed(f"{where}.param_tier", stage.param_tier, TIERS)
         _check_numbers(f"{where}.sample_shares", stage.sample_shares)
         _check_numbers(f"{where}.expert_shares", stage.mesh.expert_shares)
         _check_numbers(f"{where}.state_shares", stage.state_shares)
@@ -164,9 +164,9 @@ def _check_on_host(where: str, stage: StagePlan) -> None:
     if stage.state_tier == "host":
         raise ConfigError(f"{where}.state_tier", "host", "device or disk", hint)
     if stage.param_tier == "host":
-        raise ConfigError(f"{where}.param_tier", "host", "device", hint)
-    if offloads(stage.recompute):
-        expected = f"{computed_again(stage.recompute)} on a processor"
+        raise ConfigError(f"{where}.param_tier", "host", "device or disk", hint)
+    if offloads(stage.recompute, None, "host"):
+        expected = f"{kept_off_host(stage.recompute)} on a processor"
         raise ConfigError(f"{where}.recompute", stage.recompute, expected, hint)
 
 

@@ -134,9 +134,9 @@ class Roles:
         master = replace(self.master, tier=tier, folder=folder)
         return replace(self, master=master, state=replace(self.state, tier=tier, folder=folder))
 
-    def computing_from(self, tier: Tier) -> Roles:
+    def computing_from(self, tier: Tier, folder: str | None) -> Roles:
         """The same, where parameters are kept in a tier until something computes with them."""
-        return replace(self, parameters=replace(self.parameters, tier=tier))
+        return replace(self, parameters=replace(self.parameters, tier=tier, folder=folder))
 
     def by_role(self) -> dict[str, Role]:
         """Role -> how its numbers are stored."""

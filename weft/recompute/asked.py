@@ -14,6 +14,8 @@ from weft.config.names import nearest_name
 from weft.recompute.registry import MODES
 
 OFF = "off"
+ELSEWHERE = ("host", "disk")
+"""Tiers in which something may wait."""
 Slabs = tuple[tuple[tuple[str, ...], float], ...]
 """Modes of some layers, and what part of the layers they are; those of which nothing is said keep
 everything."""
@@ -89,28 +91,40 @@ def check_asked(key: str, text: object, num_layers: int | None = None) -> None:
 
 def computed_again(text: str) -> str:
     """Of what is asked for, the part that computes again."""
-    return "+".join(_texts(text, offloads=False)) or OFF
+    return "+".join(_texts(text, "device")) or OFF
 
 
-def offloads(text: str, number: int | None = None) -> bool:
-    """Something waits on the host, of any layer or of that with this number."""
+def kept_off_host(text: str) -> str:
+    """Of what is asked for, all but what waits in the memory of a host."""
+    return "+".join(_texts(text, "device", "disk")) or OFF
+
+
+def kept_off_disk(text: str) -> str:
+    """Likewise, of files."""
+    return "+".join(_texts(text, "device", "host")) or OFF
+
+
+def offloads(text: str, number: int | None = None, *tiers: str) -> bool:
+    """Something waits elsewhere, of any layer or of that with this number; in one of these tiers,
+    where any are given."""
     names = [name for name, _ in asked(text)] if number is None else modes_of_layer(text, number)
-    return any(MODES[name].offloads for name in names)
+    return any(MODES[name].waits in (tiers or ELSEWHERE) for name in names)
 
 
 def in_short(text: str) -> list[str]:
     """What is asked for, in few words."""
-    again, away = computed_again(text), _texts(text, offloads=True)
+    again = computed_again(text)
     found = [f"recompute {again}".removesuffix(" full")] * (again != OFF)
-    for each in away:
-        _, _, count = each.partition(":")
-        found.append("activations on host" + f" of {count} layers" * bool(count))
+    for tier in ELSEWHERE:
+        for each in _texts(text, tier):
+            _, _, count = each.partition(":")
+            found.append(f"activations on {tier}" + f" of {count} layers" * bool(count))
     return found
 
 
-def _texts(text: str, *, offloads: bool) -> list[str]:
-    """The modes that are of this kind, as they are asked for."""
-    wanted = (each for each in asked(text) if MODES[each[0]].offloads == offloads)
+def _texts(text: str, *tiers: str) -> list[str]:
+    """The modes whose layers keep what they do in these tiers, as they are asked for."""
+    wanted = (each for each in asked(text) if MODES[each[0]].waits in tiers)
     return [name if count is None else f"{name}:{count}" for name, count in wanted]
 
 

@@ -16,5 +16,7 @@ MODE = Mode(
     gathers=2,
     scatters=1,
     forward=1.0,
-    covers=frozenset({"core", "attention", "activation", "feed_forward", "offload"}),
+    covers=frozenset(
+        {"core", "attention", "activation", "feed_forward", "offload", "offload_disk"}
+    ),
 )

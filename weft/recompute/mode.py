@@ -60,8 +60,8 @@ class Mode:
     """Likewise the sums after them."""
     forward: float = 0.0
     """Part of a layer's launches and messages that backward does again, as its time counts them."""
-    offloads: bool = False
-    """What a layer keeps waits in the memory of the host."""
+    waits: Literal["device", "host", "disk"] = "device"
+    """Where what a layer keeps does so until backward."""
     covers: frozenset[str] = frozenset()
     """Modes that do nothing more in a layer where this one is."""
 
@@ -69,6 +69,11 @@ class Mode:
     def is_on(self) -> bool:
         """Anything is computed again."""
         return bool(self.items)
+
+    @property
+    def offloads(self) -> bool:
+        """What a layer keeps is not on the device meanwhile."""
+        return self.waits != "device"
 
     def repeats(self, op: str) -> float:
         """What part of an operation is done again."""

@@ -13,5 +13,6 @@ MODE = Mode(
     order=6,
     keeps="nothing on the device",
     drops="nothing: what backward reads waits in the memory of the host",
-    offloads=True,
+    waits="host",
+    covers=frozenset({"offload_disk"}),
 )

@@ -39,12 +39,11 @@ from weft.planner.whole_blocks import refuse_cut_blocks
 from weft.resolve.orders import made_as_asked
 from weft.resolve.planned import (
     by_person,
-    options_asked,
+    options_in,
     refuse_limit_of_activations,
     says_a_plan,
 )
 from weft.resolve.resolve import read_plan_file, resolve, vocab_size_asked
-from weft.resolve.tiers import refuse_param_tier
 from weft.resolve.usual_precision import usual_precision
 from weft.simulate.step import Knowledge
 
@@ -79,7 +78,6 @@ def plan_request(loaded: Loaded, cluster: ClusterView, knowledge: Knowledge) -> 
         plan, cluster = _given(loaded, cluster, workload)
         if plan is None:
             refuse_limit_of_activations(loaded.config)
-            refuse_param_tier(loaded.config.optim)
         if loaded.config.compute.tf32:
             _refuse_idle_tf32(plan, cluster, workload)
     except ConfigError as error:
@@ -89,7 +87,7 @@ def plan_request(loaded: Loaded, cluster: ClusterView, knowledge: Knowledge) -> 
     if plan is not None:
         workload = replace(workload, samples=plan.global_batch)
     known = replace(knowledge, tf32=loaded.config.compute.tf32)
-    problem = Problem(workload, cluster, known, options_asked(loaded.config))
+    problem = Problem(workload, cluster, known, options_in(workload.precision, loaded.config))
     if plan is not None and loaded.config.plan.file is None:
         plan, said = made_as_asked(plan, problem, loaded.config)
         notes += said

@@ -1,4 +1,4 @@
-"""What the folder for optimizer state has room for, and how fast it is. Asked before training."""
+"""What the folder of what is kept on disk has room for, and how fast it is: before training."""
 
 from __future__ import annotations
 
@@ -7,33 +7,75 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import add
 from pathlib import Path
+from typing import NamedTuple
 
 from weft.config.errors import ConfigError
+from weft.cost.activations import stage_away
+from weft.cost.choice import choice_of
 from weft.cost.memory import memory_of_plan
-from weft.memory.tiers import keeps_apart
-from weft.plan.plan import Plan
-from weft.precision.roles import Tier
+from weft.models.registry import shape_of
+from weft.plan.plan import Plan, StagePlan
+from weft.recompute.asked import kept_off_disk
 from weft.resolve.resolve import Resolved
 
 KEY = "optim.state_folder"
 PROBE_BYTES = 32 << 20
 
 
-def bytes_apart(resolved: Resolved, plan: Plan, ranks: Sequence[int], tier: Tier) -> float:
-    """Of what only updates of these ranks need: what a plan keeps in a tier."""
-    kept = [
-        rank
-        for _, _, stage in plan.stages()
-        for rank in {*stage.mesh.ranks}.intersection(ranks)
-        if stage.state_tier == tier and keeps_apart(tier, stage.device)
-    ]
-    if not kept:
-        return 0.0
-    on_device = plan.each(lambda stage: replace(stage, state_tier="device"))
+class OnDisk(NamedTuple):
+    """Bytes that some ranks keep in files."""
+
+    state: float = 0.0
+    params: float = 0.0
+    activations: float = 0.0
+    moved: float = 0.0
+    """Read and written in a step: state both ways by its update; parameters to be published, and
+    for each forward and backward; activations of each microbatch both ways."""
+
+    @property
+    def total(self) -> float:
+        return self.state + self.params + self.activations
+
+
+def on_disk(resolved: Resolved, plan: Plan, ranks: Sequence[int]) -> OnDisk:
+    """What a plan lets these ranks keep there."""
+    near = plan.each(_without_disk)
+    if near == plan:
+        return OnDisk()
     seq_len, training = resolved.config.data.seq_len, resolved.training
-    memory = memory_of_plan(on_device, resolved.spec, seq_len, training=training)
-    return sum(memory[rank].optimizer for rank in {*kept})
+    usual, here = (
+        memory_of_plan(each, resolved.spec, seq_len, training=training) for each in (near, plan)
+    )
+    found = OnDisk()
+    for p, position in (
+        (p, each) for p, line in enumerate(plan.pipelines) for each in line.positions()
+    ):
+        line = plan.pipelines[p]
+        stages = [line.stages[number] for number in position]
+        away = sum(
+            choice.passes * stage_away(shape_of(resolved.spec), choice.work, "disk")
+            for choice in (choice_of(line, number, seq_len) for number in position)
+        )
+        for rank in {*stages[0].mesh.ranks}.intersection(ranks):
+            state = usual[rank].optimizer - here[rank].optimizer
+            params = usual[rank].weights - here[rank].weights
+            kept = usual[rank].activations - here[rank].activations
+            many = line.num_microbatches
+            moved = 2 * state + params * (1 + 2 * many) + 2 * away * many
+            found = OnDisk(*map(add, found, (state, params, kept, moved)))
+    return found
+
+
+def _without_disk(stage: StagePlan) -> StagePlan:
+    """The same with that on the device."""
+    tiers = {
+        name: "device"
+        for name, tier in (("state_tier", stage.state_tier), ("param_tier", stage.param_tier))
+        if tier == "disk"
+    }
+    return replace(stage, recompute=kept_off_disk(stage.recompute), **tiers)  # type: ignore[arg-type]
 
 
 def free_bytes(folder: str) -> int:
@@ -60,14 +102,14 @@ def speed_note(resolved: Resolved, ranks_here: int | None, step_s: float | None)
     ``ranks_here``: the first ranks, which this machine runs; None: all.
     """
     ranks = range(ranks_here or resolved.plan.world_size)
-    num_bytes = bytes_apart(resolved, resolved.plan, ranks, "disk")
+    moved = on_disk(resolved, resolved.plan, ranks).moved
     folder = resolved.config.optim.state_folder
-    speed = _bytes_per_s(folder) if num_bytes and folder else None
+    speed = _bytes_per_s(folder) if moved and folder else None
     if speed is None:
         return []
-    need_s = 2 * num_bytes / speed
-    text = f"{KEY} = {folder}: {speed / 1e9:.2g} GB/s, so that the {2 * num_bytes / 1e9:.3g} GB "
-    text += f"that each update reads and writes take {need_s:.2g} s"
+    need_s = moved / speed
+    text = f"{KEY} = {folder}: {speed / 1e9:.2g} GB/s, so that the {moved / 1e9:.3g} GB "
+    text += f"that each step reads and writes take {need_s:.2g} s"
     if step_s is not None and need_s > step_s:
         text += f", longer than the {step_s:.2g} s predicted of a whole step"
     return [text]

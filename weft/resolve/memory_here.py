@@ -16,7 +16,7 @@ from weft.cost.memory import Memory, memory_of_plan
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.fit import CHECKPOINTING, changes, kept_on_hosts
 from weft.planner.forecast import PositionMemory
-from weft.resolve.folder_here import bytes_apart, free_bytes
+from weft.resolve.folder_here import free_bytes, on_disk
 from weft.resolve.planned import choose, resources_here
 from weft.resolve.resolve import Resolved
 from weft.simulate.known import knowledge_of_local, local_profile, local_view
@@ -70,9 +70,9 @@ def needs_here(resolved: Resolved, plan: Plan, ranks: Sequence[int]) -> list[Nee
         total = sum(taken[rank] for rank in on_host) + kept
         room, on_host = node.memory_gib, on_host if not kept else list(ranks)
         needs.append(Need(ranks=on_host, need_gib=total, room_gib=room, where="this machine"))
-    folder, on_disk = resolved.config.optim.state_folder, bytes_apart(resolved, plan, ranks, "disk")
-    if folder is not None and on_disk:
-        room, need = free_bytes(folder) / 2**30, on_disk / 2**30
+    folder, kept_there = resolved.config.optim.state_folder, on_disk(resolved, plan, ranks).total
+    if folder is not None and kept_there:
+        room, need = free_bytes(folder) / 2**30, kept_there / 2**30
         disk = Need(ranks=ranks, need_gib=need, room_gib=room, where="its disk", folder=folder)
         needs.append(disk)
     for rank, chip in _cards(node, plan.devices, ranks):

@@ -32,7 +32,7 @@ from weft.resolve.kept import ACTIVATIONS
 from weft.resolve.prediction import AUTO_FILE
 from weft.resolve.rank_chips import Machine, RankChips, chips_of_file, chips_of_machines
 from weft.resolve.resolve import compiles, refuse_unusable, spec_asked
-from weft.resolve.tiers import refuse_param_tier, tiers_asked
+from weft.resolve.tiers import param_tiers_asked, tiers_asked
 from weft.resolve.usual_precision import usual_precision
 from weft.simulate.known import local_profile
 
@@ -220,7 +220,6 @@ def problem_of(config: Config, resources: Resources) -> Problem:
         ConfigError: a value that the planner cannot keep to.
     """
     refuse_limit_of_activations(config)
-    refuse_param_tier(config.optim)
     spec, asked = spec_asked(config), config.compute.precision
     workload = Workload(
         spec=spec,
@@ -230,7 +229,7 @@ def problem_of(config: Config, resources: Resources) -> Problem:
         training=training_of(config.optim, param_specs(spec)),
     )
     chips = resources.chips
-    options = replace(options_asked(config), leave_idle=resources.may_idle)
+    options = replace(options_in(workload.precision, config), leave_idle=resources.may_idle)
     known = replace(chips.knowledge, tf32=config.compute.tf32)
     return Problem(workload, chips.view, known, options)
 
@@ -255,6 +254,8 @@ def _asked(config: Config, resources: Resources) -> dict[str, Any]:
     more |= {"sites": True} if config.sites and resources.chips.view.sites else {}
     if (tiers := options_asked(config).tiers) != ("device", "host"):
         more |= {"tiers": list(tiers)}
+    if config.optim.param_tier != "auto":
+        more |= {"param_tier": config.optim.param_tier}
     return (more | {"tf32": True} if compute.tf32 else more) | {
         "chips": [_in_words(pool) for pool in resources.chips.view.pools],
         "may_idle": resources.may_idle,
@@ -287,8 +288,14 @@ def refuse_limit_of_activations(config: Config) -> None:
         raise ConfigError(ACTIVATIONS, config.compute.activations_gib, expected)
 
 
+def options_in(precision: Precision, config: Config) -> Options:
+    """What a configuration leaves to the planner where stages compute in this precision."""
+    tiers = param_tiers_asked(config.optim, precision)
+    return replace(options_asked(config), param_tiers=tiers)
+
+
 def options_asked(config: Config) -> Options:
-    """What a configuration leaves to the planner."""
+    """What a configuration leaves to the planner, whatever the precision."""
     usual, recompute, auto = Options(), config.compute.recompute, config.plan.auto
     schedule, micro = config.plan.schedule, config.batch.micro
     return replace(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from weft.cluster.cluster import HOST
 from weft.config.errors import ConfigError
 from weft.config.sections import Config, OptimConfig
 from weft.memory.tiers import keeps_apart
 from weft.optim.registry import is_by_element
-from weft.plan.plan import Plan, Recompute
+from weft.plan.plan import Plan, Precision, Recompute
+from weft.precision.registry import PRECISIONS
 from weft.precision.roles import Tier
-from weft.recompute.asked import computed_again, offloads
+from weft.recompute.asked import kept_off_host, offloads
 
 
 def usual_tier(optim: OptimConfig, device: str) -> Tier:
@@ -23,34 +25,45 @@ def usual_tier(optim: OptimConfig, device: str) -> Tier:
 
 def usual_param_tier(optim: OptimConfig, device: str) -> Tier:
     """Likewise, of parameters."""
-    return "device" if device == HOST else optim.param_tier
+    if optim.param_tier == "auto" or (optim.param_tier == "host" and device == HOST):
+        return "device"
+    return optim.param_tier
 
 
 def usual_recompute(asked: Recompute, device: str) -> Recompute:
     """Likewise, of what layers compute again or keep on hosts."""
     usual = "off" if asked == "auto" else asked
-    return computed_again(usual) if device == HOST else usual
-
-
-def refuse_param_tier(optim: OptimConfig) -> None:
-    """
-    Raises:
-        ConfigError: parameters are to be on hosts, and the planner chooses, which keeps none there.
-    """
-    if optim.param_tier != "device":
-        hint = "The planner keeps parameters there; stages that are written down may say otherwise."
-        raise ConfigError("optim.param_tier", optim.param_tier, "device beside plan.auto", hint)
+    return kept_off_host(usual) if device == HOST else usual
 
 
 def tiers_asked(optim: OptimConfig) -> tuple[Tier, ...]:
-    """What a planner may choose among, in order.
+    """What a planner may choose among for what only updates need, in order.
 
     Raises:
         ConfigError: files are asked for, and no folder for them.
     """
-    if optim.state_tier != "auto":
-        _refuse_folder(optim, [optim.state_tier], is_open=True)
-        return (optim.state_tier,)
+    return _asked(optim, optim.state_tier)
+
+
+def param_tiers_asked(optim: OptimConfig, precision: Precision) -> tuple[Tier, ...]:
+    """Likewise for parameters.
+
+    Raises:
+        ConfigError: and where what is updated is what is computed with.
+    """
+    roles = PRECISIONS[precision]
+    if roles.master.stored_as != roles.parameters.stored_as:
+        return _asked(optim, optim.param_tier)
+    if optim.param_tier not in ("auto", "device"):
+        hint = f"{precision} updates what it computes with; bf16, fp16 and fp8 have copies."
+        raise ConfigError("optim.param_tier", optim.param_tier, "device", hint)
+    return ("device",)
+
+
+def _asked(optim: OptimConfig, tier: Tier | Literal["auto"]) -> tuple[Tier, ...]:
+    if tier != "auto":
+        _refuse_folder(optim, [tier], is_open=True)
+        return (tier,)
     return ("device", "host", "disk") if optim.state_folder else ("device", "host")
 
 
@@ -69,9 +82,11 @@ def refuse_tiers(plan: Plan, config: Config) -> None:
     params = {stage.param_tier for _, _, stage in plan.stages()}
     if optim.param_tier == "host" and params == {"device"}:
         hint = "A processor's memory is the host's: nothing would be gained."
-        raise ConfigError("optim.param_tier", "host", "device on processors", hint)
+        raise ConfigError("optim.param_tier", "host", "device or disk on processors", hint)
     _refuse_offload(plan, config)
-    _refuse_folder(optim, tiers, is_open=config.plan.auto is not None)
+    kept = [stage.recompute for _, _, stage in plan.stages()]
+    waits: list[Tier] = ["disk"] * any(offloads(each, None, "disk") for each in kept)
+    _refuse_folder(optim, [*tiers, *params, *waits], is_open=config.plan.auto is not None)
     if len(apart) > 1 and not is_by_element(optim):
         hint = f"{optim.kind} takes the same parameters on all ranks at a time."
         expected = "on the device in all stages or in none"
@@ -83,9 +98,9 @@ def refuse_tiers(plan: Plan, config: Config) -> None:
 
 def _refuse_offload(plan: Plan, config: Config) -> None:
     recompute = config.compute.recompute
-    if recompute != "auto" and offloads(recompute) and {*plan.devices} == {HOST}:
+    if recompute != "auto" and offloads(recompute, None, "host") and {*plan.devices} == {HOST}:
         hint = "A processor's memory is the host's: nothing would be gained."
-        expected = f"{computed_again(recompute)} on processors"
+        expected = f"{kept_off_host(recompute)} on processors"
         raise ConfigError("compute.recompute", recompute, expected, hint)
 
 
@@ -97,5 +112,6 @@ def _refuse_folder(optim: OptimConfig, tiers: Sequence[Tier], *, is_open: bool) 
         raise ConfigError("optim.state_folder", None, "a folder for what is kept on disk", hint)
     if folder and "disk" not in tiers and not is_open:
         expected = "null where nothing is kept on disk"
-        hint = "optim.state_tier=disk keeps it there; in a plan's file each stage says its own."
+        hint = "optim.state_tier=disk keeps state there, optim.param_tier=disk parameters and "
+        hint += "compute.recompute=offload_disk activations; in a plan's file stages say their own."
         raise ConfigError("optim.state_folder", folder, expected, hint)

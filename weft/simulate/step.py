@@ -35,6 +35,7 @@ from weft.cost.times import BorderTimes, StageTimes, longest
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
 from weft.cost.work import ALL_BY_ADAMW, Training
+from weft.memory.tiers import USUAL, Rates
 from weft.models.registry import shape_of
 from weft.models.shape import ModelShape
 from weft.plan.model import ModelSpec
@@ -44,6 +45,8 @@ from weft.simulate.play import Timeline, last_samples, simulate_plan
 LINK_REACHED = 0.7
 """Part of a link's printed rate that collectives reach inside a node."""
 NETWORK_REACHED = 0.8
+HOST_REACHED = 0.8
+"""Likewise of a chip's way to its host, by copies from and to page-locked memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,7 @@ class Knowledge:
         if pool.chip.name in self.hardware:
             hardware = self.hardware[pool.chip.name]
             fabric = replace(hardware.fabric, chips_per_node=pool.chips_per_node)
-            return replace(hardware, fabric=_at_site(fabric, pool.site))
+            return replace(hardware, fabric=_at_site(fabric, pool.site), tiers=_tiers(pool))
         chip = self.chips.get(pool.chip.name)
         fabric = Fabric(
             chips_per_node=pool.chips_per_node,
@@ -87,7 +90,17 @@ class Knowledge:
             chip=chip or Roofline.of(pool.chip, tf32=self.tf32),
             fabric=_at_site(fabric, pool.site),
             software=self.software,
+            tiers=_tiers(pool),
         )
+
+
+def _tiers(pool: ChipPool) -> Rates:
+    """Of one chip: its own way to the host, and its part of the node's disk."""
+    host, disk = pool.host_gb_s or pool.chip.host_gb_s, pool.disk_gb_s
+    return Rates(
+        host=host * 1e9 * HOST_REACHED if host else USUAL.host,
+        disk=(disk * 1e9 if disk else USUAL.disk) / pool.chips_per_node,
+    )
 
 
 def _at_site(fabric: Fabric, site: Site | None) -> Fabric:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
-from weft.memory.parcels import Ways
+from weft.memory.parcels import ToHost, Ways
+from weft.memory.spool import ToDisk
 from weft.nn.init import initial_values
 from weft.nn.offloaded import offload
 from weft.nn.recomputed import recompute
@@ -42,7 +43,7 @@ from weft.plan.model import ParamSpec
 from weft.plan.plan import Plan, RankPlan, StagePlan
 from weft.plan.tiling import Stored, Tiling
 from weft.precision.registry import PRECISIONS
-from weft.precision.roles import Roles
+from weft.precision.roles import Roles, Tier
 from weft.recompute.asked import modes_of_layer, offloads
 from weft.recompute.registry import MODES
 from weft.schedules.registry import SCHEDULES
@@ -90,6 +91,8 @@ class Source:
     """A parameter that no sample used has no gradient, rather than a zero one."""
     buffers: Sequence[Buffer] = ()
     """Buffers whose values the job looks after; whoever brings modules looks after theirs."""
+    folder: str | None = None
+    """Where activations are that wait on disk; None: where the system has its temporary files."""
 
 
 def whole_tilings(specs: Sequence[ParamSpec], plan: Plan) -> dict[str, Tiling]:
@@ -180,7 +183,7 @@ def assemble(
             source.split(number, stage, share)
         _apply(stage, rank_plan.pipeline_plan.stages[number], eight, work)
     refuse_other_uses(stages.values(), params, pieces)
-    _offload(stages, rank_plan.pipeline_plan.stages, comm.device)
+    _offload(stages, rank_plan.pipeline_plan.stages, comm.device, source.folder)
     scale = source.expected_weight
     scaled = any(PRECISIONS[stage.precision].scales_loss for _, _, stage in plan.stages())
     loss_scale = LossScale(comm.device) if scaled else None
@@ -288,16 +291,26 @@ def _blocks(stage: Stage) -> list[Unit]:
     return [unit for unit in stage.units.values() if unit.block is not None]
 
 
-def _offload(stages: Mapping[int, Stage], asked: Sequence[StagePlan], device: torch.device) -> None:
-    """Let blocks keep what backward reads on the host: the outermost of their settings."""
-    away = {
-        number: [unit for n, unit in enumerate(_blocks(stage)) if offloads(modes, n)]
-        for number, stage in stages.items()
-        if offloads(modes := asked[number].recompute)
+def _offload(
+    stages: Mapping[int, Stage],
+    asked: Sequence[StagePlan],
+    device: torch.device,
+    folder: str | None,
+) -> None:
+    """Let blocks keep what backward reads elsewhere: the outermost of their settings."""
+    made: dict[Tier, Callable[[], Ways]] = {
+        "host": lambda: ToHost(device),
+        "disk": lambda: ToDisk(device, folder),
     }
-    if away:
-        ways = Ways(device)
-        for units in away.values():
+    for tier, make in made.items():
+        away = [
+            [unit for n, unit in enumerate(_blocks(stage)) if offloads(modes, n, tier)]
+            for number, stage in stages.items()
+            if offloads(modes := asked[number].recompute, None, tier)
+        ]
+        ways = make() if away else None
+        for units in away:
+            assert ways is not None
             offload(units, ways)
 
 

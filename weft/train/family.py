@@ -67,13 +67,14 @@ def assemble_model(
         tilings=param_tilings(plan, spec),
         precision=PRECISIONS[rank_plan.stage_plan.precision]
         .updating_in(rank_plan.stage_plan.state_tier, optim.state_folder)
-        .computing_from(rank_plan.stage_plan.param_tier),
+        .computing_from(rank_plan.stage_plan.param_tier, optim.state_folder),
         stage=partial(_stage, spec, buffers),
         split=split,
         objective=task.objective,
         borders=_borders(rank_plan.pipeline_plan, task, spec, seq_len),
         expected_weight=plan.global_batch * task.weight_of_sample(seq_len),
         buffers=buffers,
+        folder=optim.state_folder,
     )
     built = assemble(
         plan,

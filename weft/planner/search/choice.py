@@ -200,14 +200,14 @@ def domains_of(
     return tuple(tuple(range(*both)) for both in pairwise(ends))
 
 
-def _tier(problem: Problem, pool: int) -> Tier:
+def _tier(tier: Tier, problem: Problem, pool: int) -> Tier:
     """A processor keeps nothing in the memory of its host that is not its own."""
-    tier = problem.options.tiers[0]
     on_host = problem.cluster.pools[pool].chip.device == HOST
     return "device" if tier == "host" and on_host else tier
 
 
 def _pipeline(line: Line, problem: Problem, first: int) -> PipelinePlan:
+    options = problem.options
     places = [section for section in line.sections for _ in range(section.meshes)]
     meshes = []
     for section in places:
@@ -229,7 +229,8 @@ def _pipeline(line: Line, problem: Problem, first: int) -> PipelinePlan:
                 precision=problem.workload.precision,
                 recompute=place.recompute,
                 zero=place.zero,
-                state_tier=_tier(problem, place.pool),
+                state_tier=_tier(options.tiers[0], problem, place.pool),
+                param_tier=_tier(options.param_tiers[0], problem, place.pool),
             )
         )
     return PipelinePlan(

@@ -17,6 +17,7 @@ from weft.cost.sends import border_bytes, border_times, carried_part
 from weft.cost.times import BorderTimes, StageTimes
 from weft.cost.timing import Hardware, stage_times
 from weft.cost.work import StageWork, dividing, share
+from weft.memory.tiers import keeps_apart
 from weft.models.registry import shape_of
 from weft.plan.plan import ZeroLevel
 from weft.planner.casts import saves_bytes
@@ -80,6 +81,12 @@ class Bytes(NamedTuple):
     """Likewise, by each microbatch that is held."""
 
 
+def _of_params(memory: StageMemory) -> float:
+    """Bytes of parameters, and of what only updates need."""
+    divided = memory.divided.optimizer + memory.divided.weights
+    return memory.whole.optimizer + memory.whole.weights + divided * memory.part
+
+
 class Costs:
     """Costs of a problem's stages, in so many pipelines side by side, at so many sites."""
 
@@ -130,6 +137,9 @@ class Costs:
         if section.copies * self.num_pipelines == 1:
             return (0,)
         alone = self.num_pipelines == 1 or section.shard_ways
+        on_host = "" if not self._eager[section.pool] else HOST
+        if keeps_apart(self.options.param_tiers[0], on_host):
+            return tuple(z for z in self.options.zero if z == 3 and alone)
         return tuple(z for z in self.options.zero if z < 3 or alone) or (0,)
 
     def choice(self, section: Section, samples: int) -> StageChoice:
@@ -158,8 +168,13 @@ class Costs:
             zero=section.zero,
             shard_ways=section.shard_ways,
             tier=self.options.tiers[0],
+            param_tier=self.options.param_tiers[0],
             by_element=self.workload.training.by_element,
         )
+
+    def without_ways(self, section: Section, samples: int) -> StageChoice:
+        """Of a section for whose parameters nobody waits: none takes less time."""
+        return self.choice(section._replace(zero=0), samples)._replace(param_tier="device")
 
     def _apart(self, sections: tuple[Section, ...]) -> dict[Apart, tuple[Section, ...]]:
         """All ranks together, or those of each node; beside other pipelines, of each pipeline."""
@@ -201,9 +216,11 @@ class Costs:
     def _bytes(self, pool: int, choice: StageChoice, held: Held) -> Bytes:
         parts = self.memory(pool, choice, held)
         on_host = 0.0
-        if choice.tier == "host" and choice.keeps_apart:
-            usual = self.memory(pool, choice._replace(tier="device"), held)
-            on_host = usual.whole.optimizer + usual.divided.optimizer * usual.part
+        if "host" in (choice.tier, choice.param_tier) and not choice.work.eager:
+            near = "device" if choice.tier == "host" else choice.tier
+            brings = "device" if choice.param_tier == "host" else choice.param_tier
+            usual = self.memory(pool, choice._replace(tier=near, param_tier=brings), held)
+            on_host = _of_params(usual) - _of_params(parts)
         whole, divided = parts.whole, parts.divided.total * parts.part
         shared = whole.working + whole.buffers + whole.runtime
         return Bytes(
@@ -214,7 +231,7 @@ class Costs:
             border=parts.border.total,
             runtime=whole.runtime,
             on_host=on_host,
-            away=stage_away(self.shape, held.of(choice).work),
+            away=stage_away(self.shape, held.of(choice).work, "host"),
         )
 
     def memory(self, pool: int, choice: StageChoice, held: Held) -> StageMemory:

@@ -268,12 +268,14 @@ class Space:
     def most(self, section: Section, b: int, micro: int) -> float:
         """Layers that fit at best, with the levels of ZeRO that save most, where a rank has ``b``
         samples of ``micro``; below 0 where none do."""
-        return max(self._capacity(each, b, micro) for each in self._leanest(section))
+        lean = self._leanest(section)
+        return max((self._capacity(each, b, micro) for each in lean), default=-1.0)
 
     def _unit_of(self, pool: int, inner: Axes, recompute: Recompute, b: int) -> Unit:
         """Of ``b`` samples a rank."""
         per_node = self.costs.pools[pool].chips_per_node
-        rank = Rank(pool, per_node, self.costs.choice(Section(pool, inner, 1, recompute), b))
+        section = Section(pool, inner, 1, recompute)
+        rank = Rank(pool, per_node, self.costs.without_ways(section, b))
         parts = Held(1, False, False), Held(0, True, False), Held(0, False, True)
         layer, embed, head = (self.costs.times(rank, held) for held in parts)
         return Unit(layer.whole_s, embed.whole_s, head.whole_s, layer.forward_s)
@@ -342,7 +344,8 @@ class Space:
             yield section._replace(zero=level)
         if self.costs.num_pipelines > 1:
             for (only,) in list(self.costs.apart((section,)).values())[1:]:
-                yield only._replace(zero=self.costs.zero_levels(only)[-1])
+                for level in self.costs.zero_levels(only)[-1:]:
+                    yield only._replace(zero=level)
 
     def _capacity(self, section: Section, b: int, micro: int, *, enough: float = 0.0) -> float:
         """Layers that fit at best: a mesh holds a microbatch for each mesh behind it, and its own.

@@ -25,18 +25,23 @@ _FINE = 1.01
 
 def no_plan(attempt: Attempt, problem: Problem) -> NoPlan:
     """The error that says so."""
-    lean = leanest(problem)
-    factor = _smallest(lambda times: attempt(lean.with_memory(times)) is not None)
+    leans = [leanest(replace(problem, options=each)) for each in problem.options.elsewhere()]
+
+    def least_at(times: float) -> Candidate | None:
+        """With as much as can be kept elsewhere, in that order."""
+        tried = (attempt(lean.with_memory(times)) for lean in reversed(leans))
+        return next(filter(None, tried), None)
+
+    factor = _smallest(lambda times: least_at(times) is not None)
     names = [pool.chip.name for pool in problem.cluster.pools]
     if factor is None:
         pools = tuple(replace(pool, host_gib=inf) for pool in problem.cluster.pools)
-        roomy = lean.on(ClusterView(pools))
-        if attempt(roomy.with_memory(_MOST)) is not None:
+        if attempt(leans[0].on(ClusterView(pools)).with_memory(_MOST)) is not None:
             expected = "nodes with room in their memory for what is to wait there"
             return NoPlan("cluster", names, expected, "Say what they have: host_gib of pools.")
         expected = "chips that the model can be laid over, however much memory they had"
         return NoPlan("cluster", names, expected, "No mesh fills the nodes with the samples given.")
-    least = attempt(lean.with_memory(factor))
+    least = least_at(factor)
     assert least is not None, f"fits at {factor} times the memory, and then does not"
     stage, chip, need = _fullest(least)
     room = chip.memory_gib / factor * problem.options.memory_part
@@ -73,10 +78,16 @@ def _ways_out(attempt: Attempt, problem: Problem) -> Iterator[str]:
     ):
         if not allowed and attempt(leanest(problem, **change)) is not None:
             yield words
-    if "host" in options.tiers:
-        pools = tuple(replace(pool, host_gib=inf) for pool in problem.cluster.pools)
-        if attempt(leanest(problem.on(ClusterView(pools)), tiers=("host",))) is not None:
-            yield "room for optimizer state in the memory of its nodes (host_gib)"
+    kept = {"host"} & {*options.tiers}, {"host"} & {*options.param_tiers}
+    pools = tuple(replace(pool, host_gib=inf) for pool in problem.cluster.pools)
+    roomy = problem.on(ClusterView(pools))
+    for words, asked in (
+        ("optimizer state", {"tiers": tuple(kept[0])}),
+        ("optimizer state and parameters", {"tiers": ("host",), "param_tiers": tuple(kept[1])}),
+    ):
+        if all(asked.values()) and kept[0] and attempt(leanest(roomy, **asked)) is not None:
+            yield f"room for {words} in the memory of its nodes (host_gib)"
+            break
     lean = leanest(problem)
 
     def larger(times: float) -> Problem:

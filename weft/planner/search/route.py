@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import pairwise
 from math import inf
 
 from weft.cluster.view import ClusterView, Reach
+from weft.cost.choice import StageChoice
 from weft.cost.sends import borders_between
 from weft.cost.times import BorderTimes, StageTimes
 from weft.planner.search.bounds import Flow, bounds_of, least_once, mesh_times
@@ -82,12 +83,12 @@ class Route:
     @cached_property
     def ranks(self) -> list[Rank]:
         """Of each mesh."""
-        return self._ranks(self.line.sections)
+        return self._ranks(self.costs.choice)
 
-    def _ranks(self, sections: Sequence[Section]) -> list[Rank]:
+    def _ranks(self, choice_of: Callable[[Section, int], StageChoice]) -> list[Rank]:
         found = []
-        for section, part in zip(sections, self.used.pools, strict=True):
-            choice = self.costs.choice(section, -(-self.line.micro // section.ways))
+        for section, part in zip(self.line.sections, self.used.pools, strict=True):
+            choice = choice_of(section, -(-self.line.micro // section.ways))
             found += [Rank(section.pool, part.chips_per_node, choice)] * section.meshes
         return found
 
@@ -249,7 +250,7 @@ class Route:
     @cached_property
     def flow(self) -> Flow:
         """What bounds know of it, apart from how many layers its meshes have."""
-        free = self._ranks([section._replace(zero=0) for section in self.line.sections])
+        free = self._ranks(self.costs.without_ways)
         split = SCHEDULES[self.line.schedule].splits_backward
         times = cache(partial(mesh_times, self.costs, split=split))
         micro, last = self.sizes

@@ -27,6 +27,7 @@ from weft.planner.search.domains import searches_domains, with_best_domains
 from weft.planner.search.found import Candidate, Found, NoPlan, Pruned
 from weft.planner.search.group import Group, Kept, Ledger
 from weft.planner.search.least import Relaxed
+from weft.planner.search.nearer import nearer
 from weft.planner.search.no_plan import leanest, no_plan
 from weft.planner.search.refined import BEST_FEW, refined
 from weft.planner.search.united import united, with_united
@@ -88,26 +89,26 @@ def _otherwise(run: SearchRun, begin: float, progress: Progress | None) -> Found
     if run.options.unlike_meshes and (one := united(problem)):
         return run.found([one], begin)
     if elsewhere := _elsewhere(problem):
-        return search(elsewhere, progress=progress)
+        return nearer(search(elsewhere, progress=progress), problem)
     if divided := _divided(problem):
-        return search(divided, progress=progress)
+        return nearer(search(divided, progress=progress), problem)
     if roomy := _offloaded(problem, progress):
-        return roomy
+        return nearer(roomy, problem)
     raise _not_run(run) or no_plan(any_fit, problem)
 
 
 def _elsewhere(problem: Problem) -> Problem | None:
-    """With what only updates need in the first other tier with which something fits."""
-    every = (replace(problem.options, tiers=(tier,)) for tier in problem.options.tiers[1:])
-    tried = (replace(problem, options=options) for options in every)
+    """With what only updates need, and then parameters, in the first other tiers with which
+    something fits."""
+    _, *others = problem.options.elsewhere()
+    tried = (replace(problem, options=options) for options in others)
     return next(filter(fits, tried), None)
 
 
 def _divided(problem: Problem) -> Problem | None:
-    """With tokens of each sample divided too, in the first tier with which something fits."""
-    for tier in problem.options.tiers:
-        options = replace(problem.options, divides_tokens=True, tiers=(tier,))
-        divided = replace(problem, options=options)
+    """With tokens of each sample divided too, in the first tiers with which something fits."""
+    for options in problem.options.elsewhere():
+        divided = replace(problem, options=replace(options, divides_tokens=True))
         if not problem.divides_tokens and fits(divided):
             return divided
     return None
@@ -120,9 +121,8 @@ def _offloaded(problem: Problem, progress: Progress | None) -> Found | None:
     whole = tuple(s for s in options.schedules if not SCHEDULES[s].splits_backward)
     if not options.mixed_recompute or not whole or any(p.chip.device == HOST for p in pools):
         return None
-    for tier in options.tiers:
-        asked = replace(options, tiers=(tier,), recompute=("offload",), schedules=whole)
-        asked = replace(asked, mixed_recompute=False)
+    for tiers in options.elsewhere():
+        asked = replace(tiers, recompute=("offload",), schedules=whole, mixed_recompute=False)
         tried = replace(problem, options=asked)
         if fits(tried):
             found = search(tried, progress=progress)

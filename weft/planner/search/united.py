@@ -50,7 +50,8 @@ def with_united(candidates: Sequence[Candidate], problem: Problem) -> list[Candi
 def _groups(problem: Problem) -> Iterator[ClusterView]:
     """Pools of several kinds that are one device to PyTorch, at one site."""
     pools, options = problem.cluster.pools, problem.options
-    if not (options.any_shape and options.unlike_stages and options.tiers[0] == "device"):
+    elsewhere = {options.tiers[0], options.param_tiers[0]} - {"device"}
+    if elsewhere or not (options.any_shape and options.unlike_stages):
         return
     for number in range(2 if options.leave_idle else len(pools), len(pools) + 1):
         for some in combinations(pools, number):

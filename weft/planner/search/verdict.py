@@ -50,6 +50,9 @@ def verdict(plan: Plan, problem: Problem, *, best_s: float) -> Reason:
         if not {stage.state_tier for _, _, stage in plan.stages()} <= tiers:
             words = f"what only updates need was kept on the {problem.options.tiers[0]}"
             raise OutsideError(words)
+        brought = {*problem.options.param_tiers[:1], "device"}
+        if not {stage.param_tier for _, _, stage in plan.stages()} <= brought:
+            raise OutsideError(f"parameters were kept on the {problem.options.param_tiers[0]}")
         for line in lines:
             _refuse_outside(line, costs)
     except OutsideError as outside:
