@@ -106,6 +106,12 @@ FEATURES = (
     Feature("all stages on GPUs", "{}, {}", ("compute.device=cuda",)),
     Feature("GPU and CPU stages", "{device: cuda}, {device: cpu}"),
     Feature("optimizer state on the host beside state on disk", *ELSEWHERE),
+    Feature(
+        "parameters and activations on disk",
+        "{recompute: offload_disk}, {dp: 2, zero: 3, param_tier: disk}",
+        ("optim.state_folder=/scratch", "compute.precision=bf16"),
+    ),
+    Feature("gradients summed in eight bits", "{dp: 2}, {}", ("plan.reduction=fp8",)),
 )
 
 

@@ -73,7 +73,8 @@ REFUSALS = [
     Case(
         "unknown key like nothing else",
         "unknown key 'plan.zzz': the keys here are auto, file, shares, stages, pipelines, "
-        "schedule, chunks, in_flight, head, domains, sums, gather, gather_between, border, "
+        "schedule, chunks, in_flight, head, domains, sums, reduction, reduction_between, gather, "
+        "gather_between, border, "
         "border_between.\n"
         "    on the command line",
         overrides=("plan.zzz=1",),
@@ -264,7 +265,8 @@ REFUSALS = [
     Case(
         "a planner that is misspelt",
         "plan = 'atuo': expected a section with keys of auto, file, shares, stages, pipelines, "
-        "schedule, chunks, in_flight, head, domains, sums, gather, gather_between, border, "
+        "schedule, chunks, in_flight, head, domains, sums, reduction, reduction_between, gather, "
+        "gather_between, border, "
         "border_between, or 'auto'.\n"
         "    at my.yaml:2",
         yaml="extends: debug\nplan: atuo\n",

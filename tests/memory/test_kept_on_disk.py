@@ -12,7 +12,7 @@ from weft.config.load import load_config
 from weft.memory.kept import forget, is_apart, zeros
 from weft.precision.roles import Role
 from weft.resolve import folder_here
-from weft.resolve.folder_here import speed_note
+from weft.resolve.folder_here import OnDisk, on_disk, speed_note
 from weft.resolve.memory_here import refuse_too_large
 from weft.resolve.resolve import resolve
 
@@ -73,9 +73,32 @@ def test_the_folder_is_looked_at_before_training(
     with pytest.raises(ConfigError, match="expected a folder that is there"):
         checked(tmp_path / "absent")
     (said,) = speed_note(checked(tmp_path), None, 1e-9)  # type: ignore[arg-type]
-    assert "0.0392 GB that each update reads and writes take" in said
+    assert "0.0392 GB that each step reads and writes take" in said
     assert said.endswith("longer than the 1e-09 s predicted of a whole step")
     full = SimpleNamespace(f_bavail=0, f_frsize=4096)
     monkeypatch.setattr(folder_here.os, "statvfs", lambda _: full)
     with pytest.raises(ConfigErrors, match=f"state_folder = .*{tmp_path}.*its disk has 0 GiB"):
         checked(tmp_path)
+
+
+MICROBATCHES = 6
+
+
+def test_all_that_is_kept_there_is_counted(tmp_path: Path) -> None:
+    """Of 2 bytes for each parameter; and activations of all micro-batches in flight, both ways."""
+
+    def found(*more: str) -> OnDisk:
+        asked = ["compute.precision=bf16", f"optim.state_folder={tmp_path}", *more]
+        asked += ["plan.stages=[{dp: 2, zero: 3}]", "batch.micro=4"]
+        resolved = resolve(load_config("debug", asked), Cluster(nodes=(NODE,)))
+        assert resolved.plan.pipelines[0].num_microbatches == MICROBATCHES
+        return on_disk(resolved, resolved.plan, range(resolved.plan.world_size))
+
+    state = found("optim.state_tier=disk")
+    both = found("optim.state_tier=disk", "optim.param_tier=disk")
+    assert (state.params, state.activations, state.moved) == (0, 0, 2 * state.state)
+    assert both.params == state.state / 12 * 2  # beside two moments and a master in fp32
+    assert both.moved == 2 * both.state + both.params * (1 + 2 * MICROBATCHES)
+    kept = found("compute.recompute=offload_disk")
+    assert kept.state == kept.params == 0 < kept.activations
+    assert kept.moved == pytest.approx(2 * MICROBATCHES * kept.activations)

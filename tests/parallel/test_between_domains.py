@@ -34,6 +34,7 @@ def sums(
     domains: tuple[tuple[int, ...], ...],
     given: list[float],
     cast: str = "",
+    inside: str = "",
 ) -> dict[str, Any]:
     """Some steps in which each rank's gradient is a number, or drawn at random by it; what came of
     it, and was sent."""
@@ -41,8 +42,9 @@ def sums(
     weight = nn.Parameter(torch.zeros(NUMEL))
     spec = ParamSpec(name="w", shape=(NUMEL,), unit=0, init=Init("zeros"), decay=False)
     box = Box.whole((NUMEL,))
-    held = Held(spec, box, comm.world, level, domains=domains, cast=cast)
+    held = Held(spec, box, comm.world, level, domains=domains, cast=cast, reduction=inside)
     local = LocalParam(spec, Stored((box,)), weight)
+    cast = cast or inside
     roles = Roles.of("fp32", 9, "float32", "float32") if cast else ROLES
     gradients = Gradients([local], {"w": [held]}, comm, precision=roles, rounds=2)
     mine = drawn(given[address.rank]) if cast else torch.full((NUMEL,), given[address.rank])
@@ -128,3 +130,39 @@ def test_sums_that_are_cast(cast: str, relative: float, byte: float, pool: Worke
             assert rank["made"][1] == rank["made"][-1], "rooms are used again"
     off = (results[0] - exact).abs()
     assert (off <= most).all() and off.max() > 0
+
+
+@pytest.mark.parametrize(("cast", "relative", "byte"), [("bf16", 2**-8, 2.0), ("fp8", 2**-4, 1.0)])
+def test_gradients_that_are_cast_inside_a_domain(
+    cast: str, relative: float, byte: float, pool: WorkerPool
+) -> None:
+    """What others add is off by a rounding, and at level 0 the sum by one more, the same for all;
+    in the bytes of what each sends to each of the others. Two backwards of halves at levels 2 and 3
+    are rounded alike."""
+    seeds, ways = [1.0, 2.0, 3.0, 4.0], 4
+    exact = sum(map(drawn, seeds))
+    size = sum(drawn(seed).abs() for seed in seeds)
+    largest = size.view(-1, 512).amax(1).repeat_interleave(512)
+    tiny = 2 * largest * 2**-10 / 224
+    results = []
+    for level in (0, 1, 2, 3):
+        found = pool.run(sums, level, (), seeds, "", cast, world_size=ways)
+        wholes = [torch.full((NUMEL,), torch.nan) for _ in range(ways if not level else 1)]
+        for rank, each in enumerate(found):
+            for start, values in each["pieces"]:
+                wholes[rank if not level else 0][start : start + len(values)] = torch.tensor(values)
+        assert all(torch.equal(each, wholes[0]) for each in wholes), "all go on with the same bits"
+        results.append(wholes[0])
+        most = (
+            size * relative + (exact.abs() * relative * (1 + relative) if not level else 0) + tiny
+        )
+        off = (wholes[0] - exact).abs()
+        assert (off <= most).all() and off.max() > 0
+        assert off.norm() < 0.6 * relative * size.norm(), "roundings do not all go one way"
+        rounds = 2 if level > 1 else 1
+        scales = NUMEL / 128 if cast == "fp8" else 0
+        each_way = (ways - 1) / ways * (byte * NUMEL + scales)
+        assert [each["sent"][1] for each in found] == [
+            STEPS * each_way * (rounds if level else 2)
+        ] * ways
+    assert torch.equal(results[1], results[2]) and torch.equal(results[2], results[3])

@@ -23,9 +23,10 @@ ELSEWHERE = {
     "border": "tests/parallel/test_casts.py: what is cast is rounded",
     "expert_cast": "tests/parallel/test_expert_exchange.py: what is cast is rounded",
     "expert_cast_between": "the same, with groups of ranks far apart",
+    "reduction": "tests/parallel/test_between_domains.py: what is cast is rounded",
     "gather": "rows with products in eight bits; tests/parallel/test_gathered_weights.py, by bits",
     "state_tier": "tests/memory/test_state_elsewhere.py, bit for bit",
-    "param_tier": "tests/chipb/test_chipb_params.py, bit for bit",
+    "param_tier": "test_chipb_params.py, and memory/test_disk_on_processors.py: bit for bit",
     "compile": "tests/train/test_build.py: compiling takes minutes, and rounds differently",
 }
 

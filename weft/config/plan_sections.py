@@ -206,6 +206,12 @@ class PlanConfig(Section):
     sums: Cast | None = None
     """What these sets send each other to sum gradients is cast to this: fewer bytes, and rounded,
     so numbers depend on the sets. Added in the dtype as before. null: it travels as it is."""
+    reduction: Cast | None = None
+    """What processes of one such set send each other to sum gradients is cast to this, as `sums` is
+    between sets: fp8 has a scale for each 128 elements, a quarter of fp32's bytes, added in the
+    dtype as before. null: it travels as it is."""
+    reduction_between: Literal["nodes"] | None = None
+    """Only where those who sum are on several nodes. null: everywhere."""
     gather: Literal["fp8"] | None = None
     """Weights that products in eight bits alone read (precision fp8 and fp8-blockwise) are rounded
     before `zero` gathers them, not after: half the bytes, and the same numbers bit for bit. null:
@@ -255,13 +261,15 @@ class PlanConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _gathers_of_a_plan(self) -> Self:
-        if self.gather_between is not None and self.gather is None:
-            expected = "null without plan.gather"
-            raise ConfigError("plan.gather_between", self.gather_between, expected)
-        if self.gather is not None and self.auto is not None:
-            hint = 'Stages of a plan that `weft plan --out` writes may have "gather": "fp8".'
-            raise ConfigError("plan.gather", self.gather, "null with plan.auto", hint)
+    def _casts_of_a_plan(self) -> Self:
+        for key in ("gather", "reduction"):
+            value, between = dict(self)[key], dict(self)[f"{key}_between"]
+            if between is not None and value is None:
+                expected = f"null without plan.{key}"
+                raise ConfigError(f"plan.{key}_between", between, expected)
+            if value is not None and self.auto is not None:
+                hint = f'Stages of a plan that `weft plan --out` writes may have "{key}": "fp8".'
+                raise ConfigError(f"plan.{key}", value, "null with plan.auto", hint)
         return self
 
     @property
@@ -272,6 +280,6 @@ class PlanConfig(Section):
         return (1,) if self.stages is not None else self.shares
 
 
-FILE_SAYS = ("domains", "in_flight", "head", "border", "gather")
+FILE_SAYS = ("domains", "in_flight", "head", "border", "reduction", "gather")
 PLAN_WAYS = ("auto", "file", "shares", "stages", "pipelines")
 """Keys of `PlanConfig` that exclude each other."""

@@ -72,6 +72,8 @@ class StageChoice(NamedTuple):
     """Of what they share, the part that this rank keeps; None: as much as each of the others."""
     crossing: float = 1.0
     """Part of the bytes of gradients that is sent between those who sum for themselves first."""
+    reduced: float = 1.0
+    """Likewise among those of one domain."""
     gathers: float = 1.0
     """Part of the bytes of parameters that is gathered."""
     tier: Tier = "device"

@@ -186,7 +186,9 @@ class _Piece(NamedTuple):
         backwards = pipeline.num_microbatches
         gathers = min((each.gather for _, each in self.stages), key=len)
         weight = state.weight * gathered_part(gathers, self.narrow, state.weight)
-        once, whole = state.grad * self.params, weight * self.params
+        casts = {each.reduction for _, each in self.stages}
+        reduced = sums_part(casts.pop(), state.grad) if len(casts) == 1 else 1.0
+        once, whole = state.grad * reduced * self.params, weight * self.params
         if self.level == 0:
             return 2 * once, 0
         if self.level == 1 or len(self.stages) > 1:

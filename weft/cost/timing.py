@@ -200,7 +200,7 @@ class _State:
         params = sum(trained_params(self.shape, self.choice))
         group, _ = self.choice.parts(self.holders)
         weights = software.weight_bytes * params * self.choice.gathers
-        grads = software.grad_bytes * params * (not self.choice.work.frozen)
+        grads = software.grad_bytes * params * (not self.choice.work.frozen) * self.choice.reduced
         many = max(self.choice.work.num_layers, 1)
         gather = 0.0
         if self.choice.zero == 3:
@@ -259,6 +259,7 @@ class _State:
         weights = software.weight_bytes * params * self.choice.gathers
         many = max(grads / software.bucket_bytes, 1.0)
         crossing = self.choice.crossing * grads / near.size
+        grads *= self.choice.reduced
         reduce = fabric.seconds("all_reduce", crossing, far, messages=many)
         if self.choice.zero == 3:
             return reduce, 0.0

@@ -141,6 +141,7 @@ def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[P
         ("plan.border", next(iter(plan.casts), "")),
         ("plan.sums", plan.sums),
         ("expert_cast", next(iter(plan.expert_casts), "")),
+        ("plan.reduction", max(stage.reduction for _, _, stage in plan.stages())),
     ):
         if cast:
             hint = "It rounds what one process does not. Without it the splitting can be checked."

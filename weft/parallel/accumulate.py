@@ -14,6 +14,7 @@ from weft.comm.transport import nothing, then
 from weft.parallel.between import INSIDE, BetweenDomains
 from weft.parallel.buckets import Bucket
 from weft.parallel.params import LocalParam
+from weft.parallel.rounded_sums import RoundedSums
 from weft.precision.roles import Roles
 
 
@@ -68,6 +69,7 @@ class Accumulator:
         """Those that hold it in this rank's domain."""
         self._segments = bucket.segments(comm.rank)
         self._between = between
+        self._rounded = RoundedSums(bucket, comm) if bucket.is_cast and len(self.near) > 1 else None
         self._arriving: list[_Once] = []
         """Of this step, one for each round, where sums go on between domains."""
         self._parts: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -133,7 +135,7 @@ class Accumulator:
         flat = self._filled()
         sent = flat.to(self._travel_dtype)  # the same tensor where the dtypes agree
         if self.bucket.level == 0 and self._between is None:
-            arrived = self._comm.all_reduce(sent, name=INSIDE, group=self.near, wait=False)
+            arrived = self._all_reduced(sent)
             return arrived if sent is flat else then(arrived, lambda: flat.copy_(sent))
         if self.bucket.level == 0:
             return self._sum_in_parts(sent)
@@ -143,9 +145,7 @@ class Accumulator:
             self._flat = None
         is_in_place = is_first and sent is flat
         own = self._own if is_in_place else torch.empty_like(self._own, dtype=sent.dtype)
-        arrived = self._comm.reduce_scatter(
-            sent, own, name=INSIDE, group=self.near, sizes=self._segments
-        )
+        arrived = self._scattered(sent, own)
 
         def finish() -> None:
             arrived()
@@ -155,6 +155,18 @@ class Accumulator:
                 self._own.add_(own)
 
         return self._noted(finish, [sent, own])
+
+    def _all_reduced(self, flat: Tensor) -> Finish:
+        if self._rounded is not None:
+            return self._rounded.everywhere(flat)
+        return self._comm.all_reduce(flat, name=INSIDE, group=self.near, wait=False)
+
+    def _scattered(self, flat: Tensor, own: Tensor) -> Finish:
+        if self._rounded is not None:
+            return self._rounded.scatter(flat, own)
+        return self._comm.reduce_scatter(
+            flat, own, name=INSIDE, group=self.near, sizes=self._segments
+        )
 
     def sum_between(self) -> Finish:
         """After the last round: start to sum over domains what each has summed. All ranks begin
@@ -184,7 +196,7 @@ class Accumulator:
         part = sent if len(self.near) == 1 else sent.new_empty(len(sent) // len(self.near))
         arrived = nothing
         if part is not sent:
-            arrived = self._comm.reduce_scatter(sent, part, name=INSIDE, group=self.near)
+            arrived = self._scattered(sent, part)
         self._parts = sent, part
         return self._noted(arrived, [sent, part])
 

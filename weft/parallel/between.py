@@ -22,7 +22,6 @@ from weft.parallel.buckets import Bucket
 from weft.parallel.casts import Code
 from weft.parallel.crossing import Cell
 from weft.parallel.params import Held, holders_of
-from weft.precision.casts import CASTS
 
 CHANNELS = 1 << 16
 """Number of the first channel between domains; those of stages are lower."""
@@ -79,7 +78,8 @@ class BetweenDomains:
         self._terms, self._sums = channels
         self._ranks, self._near = bucket.ranks, bucket.near(comm.rank)
         self._me = bucket.domains.index(self._near)
-        self._code = _code(bucket.entries[0].held.cast)
+        cast = bucket.entries[0].held.cast
+        self._code = Code.named(cast) if cast else None
         self._low = bucket.first(comm.rank)
         self._cells = list(bucket.cells_of(comm.rank))
         self._met = [
@@ -176,13 +176,6 @@ class BetweenDomains:
     def _views(self, own: Tensor, cell: Cell) -> list[Tensor]:
         low = self._low
         return [own[part.start - low : part.stop - low] for part in cell.parts]
-
-
-def _code(cast: str) -> Code | None:
-    """Of terms and sums. Rows are short, so that they need no more exponents than activations."""
-    if not cast:
-        return None
-    return Code(vars(torch)[CASTS[cast].factors], has_scales=CASTS[cast].row_bytes > 0)
 
 
 class _Met(NamedTuple):

@@ -94,7 +94,12 @@ class Bucket:
     @property
     def is_cut(self) -> bool:
         """Ranks of a domain have a segment each, if only while it is summed."""
-        return self.level > 0 or self.crosses
+        return self.level > 0 or self.crosses or self.is_cast
+
+    @property
+    def is_cast(self) -> bool:
+        """Gradients are rounded on their way among ranks of one domain."""
+        return bool(self.entries[0].held.reduction)
 
     def near(self, rank: int) -> tuple[int, ...]:
         """The ranks that are in one domain with ``rank``, this one among them."""
@@ -161,7 +166,7 @@ def fill_buckets(
     packed: dict[tuple[object, ...], list[list[Stretch]]] = {}
     for held in reversed(list(pieces)):
         unit = held.spec.unit if held.level == 3 else None
-        key = (held.ranks, held.level, unit, held.shares, held.rounding)
+        key = (held.ranks, held.level, unit, held.shares, held.rounding, held.reduction)
         groups = packed.setdefault(key, [[]])
         start = _aligned(groups[-1][-1].stop) if groups[-1] else 0
         if start and held.level < 3 and (start + held.box.numel) * itemsize > bucket_bytes:

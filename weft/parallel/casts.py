@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.parallel.fp8.rounding import Scaled, Spans, scaled
-from weft.precision.casts import BLOCK
+from weft.precision.casts import BLOCK, CASTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,12 @@ class Code:
     values: torch.dtype
     has_scales: bool = False
     """A byte behind each row is the exponent of its scale."""
+
+    @staticmethod
+    def named(cast: str) -> Code:
+        """Of an entry of ``weft.precision.casts``, for sums of gradients: rows are short, so that
+        they need no more exponents than activations."""
+        return Code(vars(torch)[CASTS[cast].factors], has_scales=CASTS[cast].row_bytes > 0)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -51,6 +51,8 @@ class Held:
     """By rank, weight of what it keeps of what the level names; empty: alike."""
     cast: str = ""
     """As the plan has ``sums``."""
+    reduction: str = ""
+    """As stages have it: what gradients are cast to among holders of one domain."""
     rounding: str = ""
     """The scaling of the products that alone read it, where it is gathered in their eight bits."""
 
@@ -126,11 +128,17 @@ def held_pieces(
                 domains=domains if len(domains) > 1 else (),
                 shares=_shares(stages, ranks) if level else (),
                 cast=plan.sums if len(domains) > 1 else "",
+                reduction=_agreed([stage.reduction for stage in stages]),
                 rounding=_rounding(param, stages),
             )
             for box, ranks, domains in cut
         ]
     return pieces
+
+
+def _agreed(casts: Sequence[str]) -> str:
+    """What all say; nothing where they do not say the same."""
+    return casts[0] if len({*casts}) == 1 else ""
 
 
 def _rounding(param: ParamSpec, stages: Sequence[StagePlan]) -> str:

@@ -76,6 +76,10 @@ class StagePlan:
     """What goes over the border to the next stage, and comes back, is cast to this, an entry of
     ``weft.precision.casts``; empty: it travels as it is. Numbers then depend on where that border
     is, and on nothing else of the plan."""
+    reduction: str = ""
+    """What ranks of one domain send each other to sum gradients is cast to this, where all that
+    hold some say so, as ``border`` is; empty: it travels as it is. Numbers then depend on who sums
+    with whom."""
     gather: str = ""
     """``fp8``: weights that products in eight bits alone read are rounded before ranks gather them,
     where all that hold some do so, and not after; empty: they are gathered as they are. No number
@@ -399,6 +403,7 @@ _USUALLY_EMPTY = (
     "sample_shares",
     "state_shares",
     "border",
+    "reduction",
     "gather",
     "head_rows",
 )

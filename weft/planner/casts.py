@@ -82,10 +82,51 @@ def with_gather(
     return plan.each(lambda stage: replace(stage, gather=GATHERED) if stage in chosen else stage)
 
 
-def _near(plan: Plan, p: int, s: int) -> tuple[tuple[int, ...], ...]:
-    """Ranks that gather from each other what a stage computes with, by domain."""
+def with_reduction(
+    plan: Plan,
+    cast: str,
+    between: Literal["nodes"] | None,
+    node_of: Callable[[int], object],
+) -> Plan:
+    """The plan whose stages cast gradients that ranks of one domain sum; only those that do so
+    ``between`` nodes if asked.
+
+    Raises:
+        ConfigError: none does, or that saves nothing.
+    """
+    if not saves_bytes(cast, _summed(plan)):
+        expected = f"what has fewer bytes than {_summed(plan)}, or null"
+        raise ConfigError("plan.reduction", cast, expected)
+    summing = {
+        stage: [ranks for ranks in _near(plan, p, s, always=True) if len(ranks) > 1]
+        for p, s, stage in plan.stages()
+    }
+    chosen = {
+        stage
+        for stage, groups in summing.items()
+        if any(between is None or len({*map(node_of, ranks)}) > 1 for ranks in groups)
+    }
+    if not chosen:
+        hint = "No ranks that sum are on several nodes." if any(summing.values()) else ""
+        raise ConfigError("plan.reduction", cast, "null", hint or "No ranks hold the same.")
+    return plan.each(lambda stage: replace(stage, reduction=cast) if stage in chosen else stage)
+
+
+def _summed(plan: Plan) -> Precision:
+    """What has the numbers in which gradients are summed; the same for all stages."""
+    roles = PRECISIONS[plan.pipelines[0].stages[0].precision]
+    return "fp64" if roles.reduction.stored_as == "float64" else "fp32"
+
+
+def _near(plan: Plan, p: int, s: int, *, always: bool = False) -> tuple[tuple[int, ...], ...]:
+    """Ranks that gather from each other what a stage computes with, by domain; or, ``always``, that
+    sum its gradients."""
     stage = plan.pipelines[p].stages[s]
-    beside = [stage] if stage.zero == 3 else [e for *_, e in plan.stages_with(plan.units(p, s))]
+    beside = (
+        [stage]
+        if stage.zero == 3 and not always
+        else [e for *_, e in plan.stages_with(plan.units(p, s))]
+    )
     return plan.by_domain({rank for each in beside for rank in each.mesh.ranks})
 
 
@@ -112,6 +153,7 @@ def check_casts(plan: Plan) -> None:
         raise ConfigError("sums", plan.sums, "none without domains", "They are what it is between.")
     for p, s, stage in plan.stages():
         _check_gather(f"pipelines[{p}].stages[{s}].gather", stage)
+        _check_reduction(f"pipelines[{p}].stages[{s}].reduction", plan, p, s)
         key, after = f"pipelines[{p}].stages[{s}].border", plan.pipelines[p].stages[s + 1 : s + 2]
         if stage.border not in ("", *CASTS):
             expected = f"one of {', '.join(map(repr, CASTS))}, or none"
@@ -122,6 +164,14 @@ def check_casts(plan: Plan) -> None:
         if stage.border and not saves_bytes(stage.border, stage.precision):
             expected = f"what has fewer bytes than {stage.precision}, or none"
             raise ConfigError(key, stage.border, expected)
+
+
+def _check_reduction(key: str, plan: Plan, p: int, s: int) -> None:
+    cast = plan.pipelines[p].stages[s].reduction
+    if cast not in ("", *CASTS):
+        raise ConfigError(key, cast, f"one of {', '.join(map(repr, CASTS))}, or none")
+    if cast and all(len(ranks) == 1 for ranks in _near(plan, p, s, always=True)):
+        raise ConfigError(key, cast, "none on such a stage", "No other rank holds the same.")
 
 
 def _check_gather(key: str, stage: StagePlan) -> None:

@@ -35,7 +35,7 @@ from weft.optim.registry import training_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, StagePlan
 from weft.plan.plan_file import PlanFile
-from weft.planner.casts import refuse_idle_cast, with_casts, with_gather
+from weft.planner.casts import refuse_idle_cast, with_casts, with_gather, with_reduction
 from weft.planner.domains import idle_zero_notes, nodes_of, refuse_idle_domains, with_domains
 from weft.planner.experts import refuse_no_experts
 from weft.planner.problem import Workload
@@ -308,6 +308,10 @@ def _apart(plan: Plan, asked: PlanConfig, ranks_here: int | None) -> Plan:
         refuse_idle_cast(plan, asked.border, between)
     if asked.domains is not None:
         plan = replace(with_domains(plan, asked.domains, ranks_here), sums=asked.sums or "")
+    if asked.reduction is not None:
+        between = asked.reduction_between
+        node_of = nodes_of(plan, ranks_here, between, "reduction")
+        plan = with_reduction(plan, asked.reduction, between, node_of)
     if asked.gather is None:
         return plan
     between = asked.gather_between

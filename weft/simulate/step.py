@@ -296,12 +296,18 @@ def times_of_plan(
             choice_of(pipeline, number, seq_len, *beside, rank=rank, part=parts.get(rank))
             for rank in ranks
         )
-        crossing = sums_part(plan.sums, training.state(stage.precision).grad)
+        width = training.state(stage.precision).grad
+        reduced = sums_part(stage.reduction, width)
+        whole = not (stage.zero or ways[p, number])  # all sum at once, in no parts
+        crossing = reduced if whole else sums_part(plan.sums, width)
         far = sites.get((p, number), 1)
         every = {
             rank: (
                 choice._replace(
-                    crossing=crossing, sites=far, gathers=_gathers(stage, choice, spec, training)
+                    crossing=crossing,
+                    reduced=reduced,
+                    sites=far,
+                    gathers=_gathers(stage, choice, spec, training),
                 ),
                 hardware(rank),
             )
