@@ -8,7 +8,7 @@ from collections import UserDict
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -111,10 +111,40 @@ def test_fp8_multiplies_in_eight_bits() -> None:
     found = [engine.step((x.bfloat16(), y.bfloat16())).item() for _ in range(20)]
     assert 0 < abs(found[0] - loss) < 0.1 * loss
     assert found[-1] < 0.9 * found[0]
-    with pytest.raises(ConfigError, match=r"'fp8-delayed': .* checkpoints of weft"):
-        weft.weave(*model_and_optimizer(), loss=squares, precision="fp8-delayed")
     with pytest.raises(ConfigError, match="a model with nn"):
         weft.weave(*model_and_optimizer(), loss=squares, precision="fp8")
+
+
+def test_scales_of_earlier_steps_are_saved_with_the_model() -> None:
+    """Half-way to a new engine: the same bits as one that went on, and not without them."""
+    x, y = torch.randn(8, 3).bfloat16(), torch.randn(8, 2).bfloat16()
+
+    def made() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+        torch.manual_seed(4)
+        model = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 2))
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, sgd, weft.weave(model, sgd, loss=squares, precision="fp8-delayed")
+
+    def steps(engine: Any, *sizes: float) -> list[float]:
+        return [engine.step((x * size, y)).item() for size in sizes]
+
+    first, updates, engine = made()
+    steps(engine, 1.0, 4.0)  # scales are of the larger one now
+    saved = {name: tensor.clone() for name, tensor in first.state_dict().items()}
+    masters = [param.detach().clone() for param in updates.param_groups[0]["params"]]
+    assert saved["fp8_scales"].shape == (2, 3, 16)
+    usual = steps(engine, 1.0, 1.0)
+    found = {}
+    for name in ("saved", "forgotten"):
+        again, others, engine = made()
+        state = {k: v for k, v in saved.items() if name == "saved" or k != "fp8_scales"}
+        again.load_state_dict(state)
+        for param, master in zip(others.param_groups[0]["params"], masters, strict=True):
+            param.data.copy_(master)
+        found[name] = steps(engine, 1.0, 1.0)
+    assert found["saved"] == usual != found["forgotten"]
+    with pytest.raises(ConfigError, match=r"fp8_scales = \[2, 3, 4\]: expected the shape \[2, 3"):
+        again.load_state_dict(saved | {"fp8_scales": torch.zeros(2, 3, 4)})
 
 
 def test_fp16_scales_the_loss_and_skips_what_overflows() -> None:

@@ -164,8 +164,9 @@ def test_scales_of_earlier_steps() -> None:
     assert history is not None and histories.of("other") is None
 
     def rounded(value: float, margin: int = 0) -> Scaled:
+        histories.margin = margin
         x, spans = torch.full((1, 2, 2), value), Spans(whole=(1, 2))
-        return history.scaled(STREAM, x, E4M3, spans, margin=margin, combine=None)
+        return history.scaled(STREAM, x, E4M3, spans, combine=None)
 
     def step(*samples: float) -> list[tuple[float, float]]:
         found: list[Scaled] = []
@@ -225,7 +226,8 @@ def test_sums_over_samples_round_once() -> None:
 def test_layers_that_are_more_than_a_product() -> None:
     """One under two names is replaced in both; one with hooks or a computed weight is refused."""
     eight = EightBits.__new__(EightBits)
-    eight._made, eight._params, eight._groups, eight._token_groups = {}, {}, [], []
+    eight._made, eight._params, eight._names = {}, {}, {}
+    eight._groups, eight._token_groups = [], []
     eight._histories = None
     eight._products, eight._by_tensor_cores = Products(scaling="tensorwise"), False
     shared = nn.Linear(4, 4)

@@ -20,7 +20,7 @@ from weft.comm.comm import Comm
 from weft.config.errors import ConfigError, show
 from weft.parallel.gradients import takes_gradients_of
 from weft.plan.plan import Plan
-from weft.precision.registry import PRECISIONS
+from weft.precision.registry import scales_delayed
 from weft.train.agreeing import unlike
 
 Named = Mapping[str, Tensor]
@@ -61,9 +61,8 @@ def refuse_delayed_scales(plan: Plan) -> None:
         ConfigError: a stage's precision has some.
     """
     for _, _, stage in plan.stages():
-        products = PRECISIONS[stage.precision].products
-        if products is not None and products.scaling == "delayed":
-            hint = "Its scales are of earlier steps, which only checkpoints of weft train hold."
+        if scales_delayed(stage.precision):
+            hint = "Its scales are of earlier steps of all layers; weave and weft train keep them."
             raise ConfigError("precision", stage.precision, "another, such as fp8", hint)
 
 

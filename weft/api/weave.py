@@ -30,7 +30,6 @@ from weft.api.engine import (
 from weft.api.refusals import (
     copies_of,
     refuse_batch_statistics,
-    refuse_delayed_scales,
     refuse_odd_gradients,
     refuse_optimizer,
     refuse_sites,
@@ -40,6 +39,7 @@ from weft.api.refusals import (
     refuse_unfit,
     refuse_whole_rules,
 )
+from weft.api.scales import keep_scales
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.axes import INNER_AXES, NAMES
@@ -47,6 +47,7 @@ from weft.config.errors import ConfigError
 from weft.nn.context import Context
 from weft.nn.stage import MicroBatch, Output, Tree, Unit, rows_of
 from weft.parallel.fp8.apply import EightBits, eight_bits
+from weft.parallel.fp8.history import Histories, is_delayed
 from weft.plan.mesh import Mesh
 from weft.plan.model import UnitName
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
@@ -122,19 +123,26 @@ def woven(
 ) -> WovenEngine:
     """An engine among the processes of ``comm``, for what ``weave`` has checked. Collective."""
     planned = plan or _equal_parts(comm.world_size, precision)
-    refuse_delayed_scales(planned)
     settings = {"precision": precision, "max_grad_norm": max_grad_norm, "plan": str(planned)}
     start_alike(model, comm, **settings)
     trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
     dims = {name: param.ndim for name, param in trained.items()}
     refuse_whole_rules(copies_of(optimizer, trained), dims, planned, comm.device)
     exact: dict[str, Tensor] = {}
+    histories: Histories | None = None
     if precision is not None:
         exact = {name: param.detach().clone() for name, param in trained.items()}
         in_dtype(model, PRECISIONS[precision].parameters.dtype)
-        eight = eight_bits((), planned.rank_plan(comm.rank), comm)
+        linears = {id(each.weight) for each in model.modules() if type(each) is nn.Linear}
+        names = {id(param): name for name, param in trained.items() if id(param) in linears}
+        if is_delayed(planned):
+            histories = Histories([*names.values()], planned.history, comm, margin=planned.margin)
+        rank_plan = planned.rank_plan(comm.rank)
+        eight = eight_bits((), rank_plan, comm, histories=histories, names=names)
         if eight is not None:
             _in_eight_bits(model, eight)
+        if histories is not None:
+            keep_scales(model, histories)
     dtypes = {param.dtype for param in trained.values()}
     whole = _Whole(model, loss)
     specs = [whole_spec(name, param) for name, param in trained.items()]
@@ -146,6 +154,7 @@ def woven(
         objective=lambda _last: weighted_sum,
         expected_weight=1.0,
         may_be_absent=True,
+        histories=histories,
     )
     built = assemble_own(
         planned, source, comm, optimizer, trained=trained, exact=exact, max_grad_norm=max_grad_norm

@@ -136,6 +136,15 @@ class BatchConfig(Section):
     """Micro-batches in one step of a share of 1; a share of 2 runs twice as many."""
 
 
+class DelayedScales(Section):
+    """Scales of precision fp8-delayed."""
+
+    history: Annotated[Count, Field(le=1024)] = 16
+    """Steps before whose largest numbers count."""
+    margin: Annotated[Whole, Field(le=8)] = 0
+    """Powers of two that scales leave for numbers to grow; what is larger is cut off."""
+
+
 class ComputeConfig(Section):
     """Where and how the arithmetic is done."""
 
@@ -146,9 +155,11 @@ class ComputeConfig(Section):
     """Arithmetic of forward and backward; "bf16" and "fp16" keep fp32 master weights, and
     "fp16" scales the loss; "fp8" is bf16 whose blocks' linear layers multiply in eight bits, with a
     scale for each sample ("fp8-rowwise": for each row, "fp8-blockwise": for each 128,
-    "fp8-delayed": by what the 16 steps before had); "fp64" is the reference mode, and
-    "fp8-...-fp64" that of "fp8-..."; "auto" is bf16 where the chip is fast at it, fp16 where it is
-    only at that, else fp32."""
+    "fp8-delayed": by what the steps before had, as `delayed` says); "fp64" is the reference mode,
+    and "fp8-...-fp64" that of "fp8-..."; "auto" is bf16 where the chip is fast at it, fp16 where it
+    is only at that, else fp32."""
+    delayed: DelayedScales | None = None
+    """What scales of precision fp8-delayed are made of; null: 16 steps, and no margin."""
     recompute: Annotated[str, OneOf("recompute", "auto")] = "auto"
     """Activation checkpointing: "full" keeps only each block's input and computes the rest again in
     backward, "attention" and "feed_forward" only what enters that half, "activation" only drops

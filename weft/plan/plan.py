@@ -17,6 +17,8 @@ from weft.precision.roles import Tier
 Precision = str
 """Name of an entry of ``weft.precision``."""
 Recompute = str
+HISTORY = 16
+"""Steps that delayed scales are made of where nobody says how many."""
 """What backward computes again, as ``weft.recompute.asked`` reads it."""
 ZeroLevel = Literal[0, 1, 2, 3]
 Scores = Literal["blocks", "rows"]
@@ -211,6 +213,10 @@ class Plan:
     sums: str = ""
     """What domains send each other of gradients is cast to this, an entry of
     ``weft.precision.casts``; empty: it travels as it is. Numbers then depend on the domains."""
+    history: int = HISTORY
+    """Steps before that count for scales of products that are delayed."""
+    margin: int = 0
+    """Powers of two that such scales leave for numbers to grow; what is larger is cut off."""
     sites: tuple[tuple[int, ...], ...] = ()
     """Sets of ranks, each of whole pipelines, that train for themselves and meet every so many
     steps; empty: all are one. Numbers depend on them, as on what is cast."""
@@ -348,9 +354,10 @@ class Plan:
         raise AssertionError(f"rank {rank} is not in a plan of {self.world_size} ranks")
 
     def to_json(self) -> str:
+        silent = {"domains": (), "sums": "", "sites": (), "history": HISTORY, "margin": 0}
         data = asdict(self)
-        for key in ("domains", "sums", "sites"):
-            if not data[key]:  # as plans are that never heard of them
+        for key, value in silent.items():
+            if data[key] == value:  # as plans are that never heard of them
                 del data[key]
         for pipeline in data["pipelines"]:
             for key in ("in_flight", "lists"):

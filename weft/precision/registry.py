@@ -15,3 +15,9 @@ def reference_of(name: str) -> str:
     own = PRECISIONS[name].products
     alike = (n for n, each in PRECISIONS.items() if own is not None and each.products == own)
     return next((n for n in alike if PRECISIONS[n].compute.stored_as == "float64"), name)
+
+
+def scales_delayed(name: str) -> bool:
+    """Products have scales of earlier steps."""
+    products = PRECISIONS[name].products
+    return products is not None and products.scaling == "delayed"

@@ -42,10 +42,6 @@ class Products:
     gradients: str = "float8_e5m2"
     block: int = 128
     """Elements along a side of a block."""
-    history: int = 16
-    """Steps before that count for delayed scales."""
-    margin: int = 0
-    """Powers of two that delayed scales leave for numbers to grow; what is larger is cut off."""
 
     @property
     def rounds_weights_once(self) -> bool:

@@ -91,6 +91,9 @@ class Source:
     """A parameter that no sample used has no gradient, rather than a zero one."""
     buffers: Sequence[Buffer] = ()
     """Buffers whose values the job looks after; whoever brings modules looks after theirs."""
+    histories: Histories | None = None
+    """Of products that are already made to multiply in eight bits; None: of those that the plan
+    asks for."""
     folder: str | None = None
     """Where activations are that wait on disk; None: where the system has its temporary files."""
 
@@ -176,7 +179,7 @@ def assemble(
     )
     comm.open_channels(channels(plan), edges(rank_plan.pipeline_plan, source.borders))
     work = WeightWork() if SCHEDULES[rank_plan.pipeline_plan.schedule].splits_backward else None
-    histories = histories_of(plan, source.specs, comm)
+    histories = source.histories or histories_of(plan, source.specs, comm)
     eight = eight_bits(params, rank_plan, comm, histories=histories)
     for number, stage in stages.items():
         if source.split is not None:

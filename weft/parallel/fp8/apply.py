@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from torch import nn
 
@@ -30,6 +31,7 @@ class EightBits:
     Args:
         params: Of this rank; those of a layer tell what of it other ranks hold.
         histories: Of the job, where its plan asks for any.
+        names: Of weights in those, by ``id``, beside those of ``params``.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class EightBits:
         comm: Comm,
         *,
         histories: Histories | None = None,
+        names: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self._products = products
         self._histories = histories if products.scaling == "delayed" else None
         self._made: dict[int, nn.Module] = {}
         """By what they took the place of, and themselves."""
         self._params = {id(param.param): param for param in params}
+        self._names = {**names, **{key: each.spec.name for key, each in self._params.items()}}
         mesh = rank_plan.stage_plan.mesh
         self._groups: list[AxisGroup] = []
         self._token_groups: list[AxisGroup] = []
@@ -83,9 +87,10 @@ class EightBits:
     def _factors(self, linear: nn.Linear) -> Factors:
         found = self._params.get(id(linear.weight))
         divided, history = (False, False), None
+        name = self._names.get(id(linear.weight))
+        if self._histories is not None and name is not None:
+            history = self._histories.of(name)
         if found is not None:
-            if self._histories is not None:
-                history = self._histories.of(found.spec.name)
             shape = found.spec.shape
             divided = found.stored.size[0] < shape[0], found.stored.size[1] < shape[1]
         return Factors(
@@ -104,12 +109,13 @@ def eight_bits(
     comm: Comm,
     *,
     histories: Histories | None = None,
+    names: Mapping[int, str] = MappingProxyType({}),
 ) -> EightBits | None:
     """For the stages of a rank, which have one precision; None where that has more bits."""
     products = PRECISIONS[rank_plan.stage_plan.precision].products
     if products is None:
         return None
-    return EightBits(products, params, rank_plan, comm, histories=histories)
+    return EightBits(products, params, rank_plan, comm, histories=histories, names=names)
 
 
 def _refuse_more_than_a_product(linear: nn.Linear) -> None:

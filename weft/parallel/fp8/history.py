@@ -18,7 +18,7 @@ from weft.comm.comm import Comm
 from weft.parallel.fp8.rounding import Combine, Scaled, Spans, largest_of, rounded, scale_for
 from weft.plan.model import ParamSpec
 from weft.plan.plan import Plan
-from weft.precision.registry import PRECISIONS
+from weft.precision.registry import scales_delayed
 
 STREAM, WEIGHT, GRADIENT = range(3)
 """What one layer multiplies."""
@@ -34,15 +34,16 @@ class Histories:
     Args:
         length: Steps that count.
         comm: Of all ranks that train together.
+        margin: Powers of two that scales leave for numbers to grow.
     """
 
-    def __init__(self, names: Sequence[str], length: int, comm: Comm) -> None:
+    def __init__(self, names: Sequence[str], length: int, comm: Comm, *, margin: int = 0) -> None:
         size = len(names), 3
         self._places = {name: number for number, name in enumerate(names)}
         self._seen = torch.zeros(size, dtype=torch.float32, device=comm.device)
         self._table = self._seen.new_full((*size, length), _UNSEEN)
         """Newest last. Another after each step: copies of an earlier one may be under way."""
-        self._comm = comm
+        self._comm, self.margin = comm, margin
         self.expected = self._seen.clone()
         """By layer and what it multiplies: the largest of the steps that count, 0 for none."""
         self.num_lacking = length
@@ -83,7 +84,11 @@ class Histories:
         """What a checkpoint holds, ``[3, length]`` by name; on one rank of those that train
         together."""
         if self._comm.rank == self._comm.world[0]:
-            yield from zip(self._places, self._table, strict=True)
+            yield from self.named().items()
+
+    def named(self) -> dict[str, Tensor]:
+        """By name what counts, ``[3, length]``; of no names where nothing is delayed."""
+        return dict(zip(self._places, self._table, strict=True))
 
     def restore(self, read: Callable[[Tensor, str], bool]) -> None:
         """``read`` writes what a checkpoint holds of a name, or says that it holds nothing; such a
@@ -111,28 +116,32 @@ class History:
         dtype: torch.dtype,
         spans: Spans,
         *,
-        margin: int,
         combine: Combine | None,
     ) -> Scaled:
-        """Round by the largest of earlier steps, times ``2^margin``. As long as there are fewer
-        than count, what was never anything but zero has the scale of the numbers themselves."""
+        """Round by the largest of earlier steps, times two to the power of the margin. As long as
+        there are fewer than count, what was never anything but zero has the scale of the
+        numbers themselves."""
         largest = largest_of(x, spans)
         self.histories.see(self.layer, kind, largest)
         expected = self.histories.expected[self.layer, kind].view((1,) * x.dim())
-        scale = scale_for(expected * 2.0**margin, dtype)
+        scale = scale_for(expected * 2.0**self.histories.margin, dtype)
         if self.histories.num_lacking:
             current = largest if combine is None else combine(largest)
             scale = torch.where(expected > 0, scale, scale_for(current, dtype))
         return rounded(x, scale, dtype)
 
 
+def is_delayed(plan: Plan) -> bool:
+    """Some stage has such scales."""
+    return any(scales_delayed(stage.precision) for _, _, stage in plan.stages())
+
+
 def histories_of(plan: Plan, specs: Sequence[ParamSpec], comm: Comm) -> Histories:
     """What the ranks of a plan train with; of no layer where no stage asks for any."""
-    asked = [PRECISIONS[stage.precision].products for _, _, stage in plan.stages()]
-    lengths = [each.history for each in asked if each and each.scaling == "delayed"]
+    delayed = is_delayed(plan)
     linears = [
         spec.name
         for spec in specs
-        if lengths and isinstance(spec.unit, int) and len(spec.shape) == 2 and spec.fp8
+        if delayed and isinstance(spec.unit, int) and len(spec.shape) == 2 and spec.fp8
     ]
-    return Histories(linears, max(lengths, default=1), comm)
+    return Histories(linears, plan.history if delayed else 1, comm, margin=plan.margin)

@@ -93,8 +93,7 @@ class Factors:
         asked = self.products
         dtype = vars(torch)[asked.gradients if kind == GRADIENT else asked.factors]
         if self.history is not None:
-            margin = asked.margin
-            return self.history.scaled(kind, x, dtype, spans, margin=margin, combine=combine)
+            return self.history.scaled(kind, x, dtype, spans, combine=combine)
         return scaled(x, dtype, spans, block=asked.block, combine=combine)
 
 
