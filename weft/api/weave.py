@@ -46,7 +46,7 @@ from weft.config.axes import INNER_AXES, NAMES
 from weft.config.errors import ConfigError
 from weft.nn.context import Context
 from weft.nn.stage import MicroBatch, Output, Tree, Unit, rows_of
-from weft.parallel.fp8.apply import EightBits, eight_bits
+from weft.parallel.fp8.apply import eight_bits
 from weft.parallel.fp8.history import Histories, is_delayed
 from weft.plan.mesh import Mesh
 from weft.plan.model import UnitName
@@ -133,16 +133,7 @@ def woven(
     if precision is not None:
         exact = {name: param.detach().clone() for name, param in trained.items()}
         in_dtype(model, PRECISIONS[precision].parameters.dtype)
-        linears = {id(each.weight) for each in model.modules() if type(each) is nn.Linear}
-        names = {id(param): name for name, param in trained.items() if id(param) in linears}
-        if is_delayed(planned):
-            histories = Histories([*names.values()], planned.history, comm, margin=planned.margin)
-        rank_plan = planned.rank_plan(comm.rank)
-        eight = eight_bits((), rank_plan, comm, histories=histories, names=names)
-        if eight is not None:
-            _in_eight_bits(model, eight)
-        if histories is not None:
-            keep_scales(model, histories)
+        histories = _in_eight_bits(model, planned, comm)
     dtypes = {param.dtype for param in trained.values()}
     whole = _Whole(model, loss)
     specs = [whole_spec(name, param) for name, param in trained.items()]
@@ -174,12 +165,24 @@ def woven(
     return result
 
 
-def _in_eight_bits(model: nn.Module, eight: EightBits) -> None:
-    """Replace linear layers inside a model; refuse one in which that changes nothing."""
+def _in_eight_bits(model: nn.Module, plan: Plan, comm: Comm) -> Histories | None:
+    """Replace linear layers inside a model where its precision asks for it; refuse one in which
+    that changes nothing. Returns what their scales are made of, where those are delayed."""
+    linears = {id(each.weight) for each in model.modules() if type(each) is nn.Linear}
+    names = {id(param): name for name, param in model.named_parameters() if id(param) in linears}
+    histories: Histories | None = None
+    if is_delayed(plan):
+        histories = Histories([*names.values()], plan.history, comm, margin=plan.margin)
+    eight = eight_bits((), plan.rank_plan(comm.rank), comm, histories=histories, names=names)
+    if eight is None:
+        return None
     if type(model) is nn.Linear or nn.Linear not in map(type, model.modules()):
         hint = "One that is the whole model, or a subclass of it, is left alone."
         raise ConfigError("precision", "fp8", "a model with nn.Linear inside", hint)
     eight.apply(model)
+    if histories is not None:
+        keep_scales(model, histories)
+    return histories
 
 
 def _equal_parts(world_size: int, precision: Precision | None) -> Plan:

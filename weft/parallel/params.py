@@ -128,7 +128,7 @@ def held_pieces(
                 domains=domains if len(domains) > 1 else (),
                 shares=_shares(stages, ranks) if level else (),
                 cast=plan.sums if len(domains) > 1 else "",
-                reduction=_agreed([stage.reduction for stage in stages]),
+                reduction=_reduction(stages),
                 rounding=_rounding(param, stages),
             )
             for box, ranks, domains in cut
@@ -136,9 +136,10 @@ def held_pieces(
     return pieces
 
 
-def _agreed(casts: Sequence[str]) -> str:
+def _reduction(stages: Sequence[StagePlan]) -> str:
     """What all say; nothing where they do not say the same."""
-    return casts[0] if len({*casts}) == 1 else ""
+    casts = {stage.reduction for stage in stages}
+    return casts.pop() if len(casts) == 1 else ""
 
 
 def _rounding(param: ParamSpec, stages: Sequence[StagePlan]) -> str:

@@ -26,7 +26,9 @@ def elsewhere(stage: StagePlan) -> list[str]:
     """What a stage keeps elsewhere than on its devices, activations apart, and how weights come."""
     kept = (("state", stage.state_tier), ("parameters", stage.param_tier))
     comes = [f"weights gathered in {stage.gather}"] * bool(stage.gather)
-    comes += [f"gradients summed in {stage.reduction}"] * bool(stage.reduction)
+    comes += [f"gradients summed in {stage.reduction}, so numbers depend on who does"] * bool(
+        stage.reduction
+    )
     return comes + [f"{what} on {tier}" for what, tier in kept if tier != "device"]
 
 

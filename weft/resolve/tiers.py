@@ -10,7 +10,7 @@ from weft.config.errors import ConfigError
 from weft.config.sections import Config, OptimConfig
 from weft.memory.tiers import keeps_apart
 from weft.optim.registry import is_by_element
-from weft.plan.plan import Plan, Precision, Recompute
+from weft.plan.plan import Plan, Precision, Recompute, StagePlan
 from weft.precision.registry import PRECISIONS
 from weft.precision.roles import Tier
 from weft.recompute.asked import kept_off_host, offloads
@@ -79,14 +79,9 @@ def refuse_tiers(plan: Plan, config: Config) -> None:
     if optim.state_tier == "host" and apart == {False}:
         hint = "A processor's memory is the host's: nothing would be gained."
         raise ConfigError("optim.state_tier", "host", "device or disk on processors", hint)
-    params = {stage.param_tier for _, _, stage in plan.stages()}
-    if optim.param_tier == "host" and params == {"device"}:
-        hint = "A processor's memory is the host's: nothing would be gained."
-        raise ConfigError("optim.param_tier", "host", "device or disk on processors", hint)
+    _refuse_params(plan, optim)
     _refuse_offload(plan, config)
-    kept = [stage.recompute for _, _, stage in plan.stages()]
-    waits: list[Tier] = ["disk"] * any(offloads(each, None, "disk") for each in kept)
-    _refuse_folder(optim, [*tiers, *params, *waits], is_open=config.plan.auto is not None)
+    _refuse_folder(optim, [*map(_in_files, plan.stages())], is_open=config.plan.auto is not None)
     if len(apart) > 1 and not is_by_element(optim):
         hint = f"{optim.kind} takes the same parameters on all ranks at a time."
         expected = "on the device in all stages or in none"
@@ -94,6 +89,19 @@ def refuse_tiers(plan: Plan, config: Config) -> None:
     if True in apart and plan.sites:
         expected, hint = "device in a plan with sites", "Sites meet with what is on the device."
         raise ConfigError("optim.state_tier", optim.state_tier, expected, hint)
+
+
+def _refuse_params(plan: Plan, optim: OptimConfig) -> None:
+    if optim.param_tier == "host" and {s.param_tier for _, _, s in plan.stages()} == {"device"}:
+        hint = "A processor's memory is the host's: nothing would be gained."
+        raise ConfigError("optim.param_tier", "host", "device or disk on processors", hint)
+
+
+def _in_files(place: tuple[int, int, StagePlan]) -> Tier:
+    """The disk, where a stage keeps anything there."""
+    stage = place[2]
+    kept = "disk" in (stage.state_tier, stage.param_tier)
+    return "disk" if kept or offloads(stage.recompute, None, "disk") else "device"
 
 
 def _refuse_offload(plan: Plan, config: Config) -> None:

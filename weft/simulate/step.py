@@ -250,6 +250,14 @@ def _gathers(stage: StagePlan, choice: StageChoice, spec: ModelSpec, training: T
     return gathered_part(stage.gather, narrow, choice.state.weight)
 
 
+def _sums(plan: Plan, stage: StagePlan, ways: int, training: Training) -> tuple[float, float]:
+    """Part of the bytes of gradients that is sent between domains, and inside each; where all sum
+    at once, in no parts, the first is of all."""
+    width = training.state(stage.precision).grad
+    inside = sums_part(stage.reduction, width)
+    return sums_part(plan.sums, width) if stage.zero or ways else inside, inside
+
+
 def times_of_plan(
     plan: Plan,
     spec: ModelSpec,
@@ -296,10 +304,7 @@ def times_of_plan(
             choice_of(pipeline, number, seq_len, *beside, rank=rank, part=parts.get(rank))
             for rank in ranks
         )
-        width = training.state(stage.precision).grad
-        reduced = sums_part(stage.reduction, width)
-        whole = not (stage.zero or ways[p, number])  # all sum at once, in no parts
-        crossing = reduced if whole else sums_part(plan.sums, width)
+        crossing, reduced = _sums(plan, stage, ways[p, number], training)
         far = sites.get((p, number), 1)
         every = {
             rank: (

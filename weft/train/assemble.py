@@ -97,6 +97,10 @@ class Source:
     folder: str | None = None
     """Where activations are that wait on disk; None: where the system has its temporary files."""
 
+    def histories_in(self, plan: Plan, comm: Comm) -> Histories:
+        """What delayed scales of a plan are made of."""
+        return self.histories or histories_of(plan, self.specs, comm)
+
 
 def whole_tilings(specs: Sequence[ParamSpec], plan: Plan) -> dict[str, Tiling]:
     """Every rank of a stage that computes with a parameter holds all of it."""
@@ -179,7 +183,7 @@ def assemble(
     )
     comm.open_channels(channels(plan), edges(rank_plan.pipeline_plan, source.borders))
     work = WeightWork() if SCHEDULES[rank_plan.pipeline_plan.schedule].splits_backward else None
-    histories = source.histories or histories_of(plan, source.specs, comm)
+    histories = source.histories_in(plan, comm)
     eight = eight_bits(params, rank_plan, comm, histories=histories)
     for number, stage in stages.items():
         if source.split is not None:

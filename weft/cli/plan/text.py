@@ -60,8 +60,6 @@ def plan_table(plan: Plan) -> Iterator[str]:
         yield f"domains: {' | '.join(sets)}; summed and divided inside each, then between them"
     if plan.sums:
         yield f"sums between domains cast to {plan.sums}, so numbers depend on domains"
-    if any(stage.reduction for _, _, stage in plan.stages()):
-        yield "gradients are rounded where ranks sum them, so numbers depend on who does"
     if plan.sites:
         sets = (f"ranks {ranges(site, dash='-')}" for site in plan.sites)
         yield f"sites: {' | '.join(sets)}; each trains for itself, so numbers depend on this plan"

@@ -78,16 +78,7 @@ def _ways_out(attempt: Attempt, problem: Problem) -> Iterator[str]:
     ):
         if not allowed and attempt(leanest(problem, **change)) is not None:
             yield words
-    kept = {"host"} & {*options.tiers}, {"host"} & {*options.param_tiers}
-    pools = tuple(replace(pool, host_gib=inf) for pool in problem.cluster.pools)
-    roomy = problem.on(ClusterView(pools))
-    for words, asked in (
-        ("optimizer state", {"tiers": tuple(kept[0])}),
-        ("optimizer state and parameters", {"tiers": ("host",), "param_tiers": tuple(kept[1])}),
-    ):
-        if all(asked.values()) and kept[0] and attempt(leanest(roomy, **asked)) is not None:
-            yield f"room for {words} in the memory of its nodes (host_gib)"
-            break
+    yield from _on_hosts(attempt, problem)
     lean = leanest(problem)
 
     def larger(times: float) -> Problem:
@@ -99,6 +90,20 @@ def _ways_out(attempt: Attempt, problem: Problem) -> Iterator[str]:
         pools = larger(times).cluster.pools
         names = (f"{pool.num_nodes} x {pool.chip.name}" for pool in pools)
         yield f"more nodes ({', '.join(names)})"
+
+
+def _on_hosts(attempt: Attempt, problem: Problem) -> Iterator[str]:
+    """What would do if hosts had room for it: as little as can be."""
+    options = problem.options
+    pools = tuple(replace(pool, host_gib=inf) for pool in problem.cluster.pools)
+    roomy = problem.on(ClusterView(pools))
+    tried = {"optimizer state": {"tiers": ("host",)}}
+    if "host" in options.param_tiers:
+        tried["optimizer state and parameters"] = {"tiers": ("host",), "param_tiers": ("host",)}
+    for words, asked in tried.items() if "host" in options.tiers else ():
+        if attempt(leanest(roomy, **asked)) is not None:
+            yield f"room for {words} in the memory of its nodes (host_gib)"
+            return
 
 
 def _smallest(fits: Callable[[float], bool]) -> float | None:

@@ -39,6 +39,16 @@ class OutsideError(ValueError):
     """The search does not look there; says why."""
 
 
+def _refuse_other_tiers(plan: Plan, problem: Problem) -> None:
+    """It was looked for with one tier for state and one for parameters, beside the device."""
+    for (state, params), _ in groupby((s.state_tier, s.param_tier) for _, _, s in plan.stages()):
+        if state not in (problem.options.tiers[0], "device"):
+            words = f"what only updates need was kept on the {problem.options.tiers[0]}"
+            raise OutsideError(words)
+        if params not in (problem.options.param_tiers[0], "device"):
+            raise OutsideError(f"parameters were kept on the {problem.options.param_tiers[0]}")
+
+
 def verdict(plan: Plan, problem: Problem, *, best_s: float) -> Reason:
     """Why a plan that fits is not the one that was found, of which a step takes ``best_s``."""
     costs = Costs(problem, len(plan.pipelines))
@@ -46,13 +56,7 @@ def verdict(plan: Plan, problem: Problem, *, best_s: float) -> Reason:
         if bool(plan.casts) != bool(problem.options.border):
             raise OutsideError("it casts borders as plan.border says")
         lines = lines_of(plan, problem.cluster)
-        tiers = {*problem.options.tiers[:1], "device"}
-        if not {stage.state_tier for _, _, stage in plan.stages()} <= tiers:
-            words = f"what only updates need was kept on the {problem.options.tiers[0]}"
-            raise OutsideError(words)
-        brought = {*problem.options.param_tiers[:1], "device"}
-        if not {stage.param_tier for _, _, stage in plan.stages()} <= brought:
-            raise OutsideError(f"parameters were kept on the {problem.options.param_tiers[0]}")
+        _refuse_other_tiers(plan, problem)
         for line in lines:
             _refuse_outside(line, costs)
     except OutsideError as outside:
