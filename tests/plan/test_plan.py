@@ -207,7 +207,8 @@ def differing(pipeline: PipelinePlan, **changes: str) -> PipelinePlan:
         (
             {"recompute": "ful:2"},
             "recompute = 'ful:2': expected one of off, activation, core, attention, feed_forward, "
-            "full, offload, chunks; full:3 is for the first three layers, core+full:3 for both. "
+            "full, offload, chunks, offload_disk; full:3 is for the first three layers, "
+            "core+full:3 for both. "
             "No mode 'ful'; did you mean full?",
         ),
         (

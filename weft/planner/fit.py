@@ -13,8 +13,6 @@ from weft.cost.memory import Memory
 from weft.models.registry import shape_of
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.planner.problem import Problem
-from weft.precision.registry import PRECISIONS
-from weft.precision.roles import Tier
 from weft.recompute.asked import computed_again, kept_off_host
 from weft.schedules.known import Pattern, held_at_peak
 
@@ -145,10 +143,6 @@ def changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     if len(plan.pipelines) == 1:
         yield "Divide parameters too (zero: 3)", plan.each(_zero(3))
         yield f"{words} and divide parameters (zero: 3)", again.each(_zero(3))
-    away = plan.each(lambda stage: replace(stage, state_tier=_away(stage, stage.state_tier)))
-    yield "Keep the optimizer's state in the memory of hosts (state_tier: host)", away
-    words = "Keep parameters there too (state_tier: host, param_tier: host)"
-    yield words, away.each(_bringing)
     yield "Keep activations in the memory of hosts (recompute: offload)", plan.each(_offloading)
 
 
@@ -166,19 +160,6 @@ def _zero(level: ZeroLevel) -> Callable[[StagePlan], StagePlan]:
         return replace(stage, zero=level)
 
     return raised
-
-
-def _away(stage: StagePlan, tier: Tier) -> Tier:
-    """From the device to its host, if that is another."""
-    return "host" if tier == "device" and stage.device != HOST else tier
-
-
-def _bringing(stage: StagePlan) -> StagePlan:
-    """Where it has copies that updates change, and brings a part of what several hold."""
-    roles = PRECISIONS[stage.precision]
-    copies = roles.master.stored_as != roles.parameters.stored_as
-    may = copies and (stage.mesh.sample_ways == 1 or stage.zero == 3)
-    return replace(stage, param_tier=_away(stage, stage.param_tier)) if may else stage
 
 
 def _offloading(stage: StagePlan) -> StagePlan:
