@@ -71,6 +71,7 @@ def test_metrics_have_a_line_a_step(finished: Path) -> None:
         assert record.pop("loss_scale") is None, "fp32 needs none"
         assert record.pop("measured_tflops") is None, "there is no profile"
         assert record.pop("tokens_per_expert") is record.pop("expert_imbalance") is None, "of none"
+        assert record.pop("expert_visits") is record.pop("expert_wait_s") is None, "likewise"
         assert record.pop("imbalance") is record.pop("imbalance_in_order") is None, "in their order"
         assert set(record) == {*fields.split(), "elapsed_s", "data", "predicted_step_time_s"}
         assert record["tokens"] == BATCH * SEQ_LEN

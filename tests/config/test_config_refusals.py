@@ -93,7 +93,8 @@ REFUSALS = [
     Case(
         "extends on the command line",
         "unknown key 'extends': the keys here are name, seed, init, model, data, batch, plan, "
-        "sites, compute, optim, train, checkpoint, recovery, balance, metrics, sample, tune.\n"
+        "sites, compute, optim, train, checkpoint, recovery, balance, move_experts, metrics, "
+        "sample, tune.\n"
         "    on the command line",
         overrides=("extends=debug",),
     ),
@@ -351,7 +352,7 @@ REFUSALS = [
         f"{', '.join(NAMES)}, order, zero, passes, pieces, head_ways, scores, expert_ways, "
         "expert_pieces, expert_shares, expert_cast, expert_cast_between, sample_shares, "
         "state_shares, device, precision, recompute, compile, state_tier, "
-        "param_tier, or null.\n"
+        "param_tier, expert_tier, expert_layers, or null.\n"
         "    on the command line",
         target="debug",
         overrides=("plan.stages=[]",),

@@ -262,6 +262,8 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
         "reduction",
         "state_tier",
         "param_tier",
+        "expert_tier",
+        "expert_layers",
         "head_rows",
     }
     eight = {

@@ -18,6 +18,7 @@ from weft.plan.plan import (
     StagePlan,
     ZeroLevel,
 )
+from weft.precision.roles import Tier
 from weft.schedules.registry import SCHEDULES
 
 NUM_LAYERS = 4
@@ -66,6 +67,11 @@ class Case:
     expert_pieces: int = 1
     expert_shares: tuple[int, ...] = ()
     """Of stages with so many places along the axis."""
+    expert_tier: Tier = "device"
+    expert_layers: int = 2
+    """Of those where experts are kept elsewhere."""
+    expert_places: tuple[tuple[int, ...], ...] = ()
+    """Of all layers, in the one stage."""
     scores: Scores = "blocks"
     """Of those where keys go from rank to rank."""
     family: str = "llama"
@@ -128,6 +134,9 @@ class Case:
                     head_ways=min(self.head_ways, mesh.size("cp")),
                     expert_ways=self.expert_ways if mesh.size("ep") > 1 else 0,
                     expert_pieces=self.expert_pieces if mesh.size("ep") > 1 else 1,
+                    expert_tier=self.expert_tier,
+                    expert_layers=self.expert_layers,
+                    expert_places=self.expert_places,
                     scores=self.scores if mesh.size("cp") > self.head_ways else "blocks",
                     sample_shares=self.sample_shares[number] if self.sample_shares else (),
                     state_shares=self.state_shares[number] if self.state_shares else (),
@@ -717,6 +726,11 @@ EXPERTS = [
          zero=2, experts=_ADDING),
     Case("experts-dp2-ep2-zero3", shares=(6,), dp=((2,),), ep=((2,),), microbatch=6, zero=3,
          recompute="full", expert_shares=(3, 1), experts=replace(_ADDING, count=7, top_k=3)),
+    Case("experts-dp2-ep2-zero1-on-disk", shares=(6,), dp=((2,),), ep=((2,),), microbatch=4, zero=1,
+         expert_tier="disk", expert_layers=3, experts=_ADDING),
+    Case("experts-at-places-ep2-zero2", shares=(6,), dp=((1,),), ep=((2,),), microbatch=3, zero=2,
+         expert_places=((0, 1, 1, 0, 1, 0), (1, *5 * (0,)), (0, 0, 0, 1, 1, 1), (*5 * (1,), 0)),
+         experts=_ADDING),
     Case("experts-two-by-two-ep4", shares=(6,), dp=((1,),), ep=((4,),), microbatch=4,
          expert_ways=2, expert_pieces=3, recompute="feed_forward", experts=_ADDING),
     Case("experts-ep2-cp2-zero1", shares=(4,), dp=((1,),), ep=((2,),), cp=((2,),), zero=1,

@@ -87,6 +87,8 @@ def test_a_line_has_the_promised_keys(tmp_path: Path) -> None:
         "imbalance_in_order": None,
         "tokens_per_expert": None,
         "expert_imbalance": None,
+        "expert_visits": None,
+        "expert_wait_s": None,
     }
 
 

@@ -44,6 +44,10 @@ def refuse_state_elsewhere(plan: Plan) -> None:
             hint = "Parameters come from elsewhere under weft train."
             key = f"plan.pipelines[{p}].stages[{s}].param_tier"
             raise ConfigError(key, stage.param_tier, "device", hint)
+        if stage.expert_tier != "device":
+            hint = "Experts come from elsewhere under weft train."
+            key = f"plan.pipelines[{p}].stages[{s}].expert_tier"
+            raise ConfigError(key, stage.expert_tier, "device", hint)
         if stage.gather:
             hint = "Weft does not know what else reads the weights of this module."
             key = f"plan.pipelines[{p}].stages[{s}].gather"

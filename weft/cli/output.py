@@ -59,6 +59,11 @@ def aligned(rows: Sequence[Sequence[str]], *, words: int) -> Iterator[str]:
         yield "  ".join(f"{cell:{side}{width}}" for cell, side, width in cells).rstrip()
 
 
+def say(text: str) -> None:
+    """One sentence, as ``warn``."""
+    warn([text])
+
+
 def warn(texts: Iterable[str]) -> None:
     """What nobody should miss, whatever else is printed or not."""
     for text in texts:

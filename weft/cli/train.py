@@ -22,7 +22,7 @@ import typer
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.store import is_free
 from weft.cli.options import spread
-from weft.cli.output import err, finish, out, print_json, warn
+from weft.cli.output import err, finish, out, print_json, say, warn
 from weft.cli.plan.text import folded, memory_table, show_plan
 from weft.cli.resolved import ResolvedRun, resolved_among, resolved_here, resolved_on_nodes
 from weft.cli.summary import print_profile, print_summary, print_traffic, profile_of
@@ -241,26 +241,23 @@ def _run_on_nodes(loaded: Loaded, resolved: Resolved, job: Job, fleet: Fleet) ->
     from weft.elastic.nodes.places import refuse_unsuited
     from weft.elastic.nodes.plans import Arrivals, NodePlans
 
-    def tell(text: str) -> None:
-        warn([text])
-
     recovery, asked = job.config.recovery, Asked()
     if recovery.when_lost == "replace":
         fleet.head.refuses = lambda hello: refuse_unsuited(fleet.places, hello)
     plans = NodePlans(loaded, resolved, job, fleet)
-    arrivals = Arrivals(fleet, job, plans, tell)
+    arrivals = Arrivals(fleet, job, plans, say)
     replaced = Replaced(
         fleet,
-        Restarts(job, tell, plans),
+        Restarts(job, say, plans),
         plan=arrivals.plan,
-        tell=tell,
+        tell=say,
         asked=asked,
         wait_s=job.config.train.timeout_s,
     )
     with ExitStack() as stack:
         moves: list[Moves | Arrivals] = [arrivals]
         if recovery.restarts > 0:
-            moves.append(stack.enter_context(Moves(plans, tell)))
+            moves.append(stack.enter_context(Moves(plans, say)))
         run_on(
             fleet,
             (job,),
@@ -315,6 +312,8 @@ def _refuse_moves(loaded: Loaded) -> None:
     if loaded.config.recovery.alarm == "replan":
         expected = "off or warn, under a launcher other than weft train itself"
         raise loaded.place(ConfigError("recovery.alarm", "replan", expected))
+    if loaded.config.move_experts is not None:
+        raise loaded.place(ConfigError("move_experts", "a section", "null under other launchers"))
 
 
 def _refuse_unmeasured(loaded: Loaded, resolved: Resolved, prediction: Prediction) -> None:
@@ -468,36 +467,34 @@ def _work(
 
 
 def _note_failure(job: Job, error: RanksFailedError) -> None:
-    first = error.first
+    first, log = error.first, EventLog(job.out, began=job.began, watches=True)
     facts = {"cause": first.cause, "phase": first.phase}
-    log = EventLog(job.out, began=job.began, watches=True)
     log.write("end", str(error), rank=first.rank, facts=facts)
 
 
 def _run(job: Job, context: ForkServerContext, loaded: Loaded, resolved: Resolved) -> None:
     """All ranks, to the end; what becomes of lost ones is up to ``recovery``."""
     from weft.elastic.drift import Drift, FirstOf
+    from weft.elastic.loads import Loads
     from weft.elastic.move import Moves
     from weft.elastic.replan import Replans
 
-    def tell(text: str) -> None:
-        warn([text])
-
-    recovery, replans = job.config.recovery, Replans(loaded, resolved, job)
+    replans, recovery = Replans(loaded, resolved, job), job.config.recovery
     with ExitStack() as stack:
-        may_go_on = recovery.restarts > 0
-        moves: list[Moves | Drift] = []
-        if may_go_on:
-            moves.append(stack.enter_context(Moves(replans, tell)))
+        moves: list[Moves | Drift | Loads] = []
+        if recovery.restarts:
+            moves.append(stack.enter_context(Moves(replans, say)))
         if recovery.alarm == "replan":
-            moves.append(stack.enter_context(Drift(replans, tell)))
+            moves.append(stack.enter_context(Drift(replans, say)))
+        if job.config.move_experts is not None:
+            moves.append(Loads(replans, job.config.move_experts.every, say))
         run_ranks(
             WORKER,
             (job,),
             job.plan.world_size,
             folder=job.out,
             context=context,
-            recover=Restarts(job, tell, replans) if may_go_on else None,
+            recover=Restarts(job, say, replans) if recovery.restarts else None,
             heartbeat_s=recovery.heartbeat_s,
             moves=FirstOf(moves) if moves else None,
         )

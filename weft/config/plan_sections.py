@@ -106,6 +106,10 @@ class StageConfig(_StageMesh):
     """Where this stage keeps what only updates need; null is `optim.state_tier`."""
     param_tier: Literal["device", "host", "disk"] | None = None
     """Where this stage keeps its parameters; null is `optim.param_tier`."""
+    expert_tier: Literal["device", "host", "disk"] | None = None
+    """Where this stage keeps its experts; null is `optim.expert_tier`."""
+    expert_layers: Count | None = None
+    """Layers whose experts it has on its devices at a time; null is `optim.expert_layers`."""
 
     @property
     def axes(self) -> dict[str, int]:

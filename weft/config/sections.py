@@ -264,6 +264,14 @@ class OptimConfig(Section):
     weights: "host" is the machine's memory, "disk" files in `state_folder`, from which each block's
     come before it computes, in forward and backward, with the same numbers. Ranks that hold the
     same need `zero: 3`. "auto" is as of `state_tier`."""
+    expert_tier: Literal["device", "host", "disk"] = "device"
+    """Where processes keep experts, with their gradients and all that updates need: "host" is the
+    memory of an accelerator's machine, "disk" files in `state_folder`. A layer's experts come
+    before it computes, and one layer ahead, with the same numbers; "device" keeps them as all other
+    parameters."""
+    expert_layers: Count = 2
+    """Layers whose experts may be on the device at a time, where they are kept elsewhere: the one
+    that computes, the one that comes next, and above 2 those that computed last."""
     state_folder: Text | None = None
     """Folder of every machine for what is kept on disk, which takes the room at once and leaves no
     file behind; "disk" needs it."""
@@ -459,6 +467,16 @@ class BalanceConfig(Section):
     """Steps from one look to the next."""
 
 
+class MoveExpertsConfig(Section):
+    """Experts on other ranks of the same stage where some have more tokens than others, between
+    steps, with the same numbers. Null by default: experts stay. `move_experts={}` takes what is
+    below."""
+
+    every: Count = 100
+    """Steps from one look to the next. Experts change places where ranks then have at least 5 %
+    less to wait for, by tokens of the logged steps between."""
+
+
 class MetricsConfig(Section):
     """Where numbers go besides metrics.jsonl, which is always written."""
 
@@ -559,6 +577,7 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     balance: BalanceConfig | None = None
+    move_experts: MoveExpertsConfig | None = None
     """Shares of pipelines by their measured speed, now and then; null: as the plan says."""
     metrics: MetricsConfig = MetricsConfig()
     sample: SampleConfig = SampleConfig()

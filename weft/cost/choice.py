@@ -80,6 +80,10 @@ class StageChoice(NamedTuple):
     """Where what only updates need is kept."""
     param_tier: Tier = "device"
     """Where parameters wait until something computes with them."""
+    expert_tier: Tier = "device"
+    """Where experts are kept until they compute, with their gradients and state."""
+    expert_layers: int = 2
+    """Layers whose experts are on the device at a time, where they are kept elsewhere."""
     by_element: bool = True
     """Updates may take parts of tensors in turn."""
     overlap: float = ALL
@@ -98,6 +102,11 @@ class StageChoice(NamedTuple):
     def taking(self, samples: int) -> StageChoice:
         """With so many samples of a microbatch on its rank."""
         return self._replace(work=self.work._replace(samples=ceil(samples / self.passes)))
+
+    @property
+    def brings_experts(self) -> bool:
+        """Experts come to the device's memory when their layer computes."""
+        return keeps_apart(self.expert_tier, HOST if self.work.eager else "")
 
     def holding(self, layers: Layers, *, embeds: bool, predicts: float) -> StageChoice:
         """The same of a stage that holds other layers."""
@@ -257,6 +266,8 @@ def choice_of(
         part=part,
         tier=stage.state_tier,
         param_tier=stage.param_tier,
+        expert_tier=stage.expert_tier,
+        expert_layers=stage.expert_layers,
         by_element=training.by_element,
     )
 

@@ -13,15 +13,16 @@ from math import ceil, floor
 from types import MappingProxyType
 
 from weft.cost.activations import logits, stage_away, stage_kept, stage_working
-from weft.cost.choice import StageChoice, choice_of, state_parts, ways_of_domains
+from weft.cost.choice import StageChoice, alike, choice_of, state_parts, ways_of_domains
 from weft.cost.sends import message_part
 from weft.cost.work import ALL_BY_ADAMW, ALL_PARTS, SHARED_FROM, Axes, StageWork, Training, share
-from weft.memory.tiers import NUM_ROOMS, PIECE_BYTES
+from weft.memory.tiers import NUM_ROOMS, PIECE_BYTES, keeps_apart
 from weft.models.registry import shape_of
 from weft.models.shape import Branch, ModelShape
 from weft.plan.borders import Layers, in_parts
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.precision.roles import Tier
 from weft.recompute.asked import offloads
 from weft.schedules.border_memory import borders_at_peak
 from weft.schedules.known import Pattern, held_at_peak, waiting_at_peak
@@ -189,7 +190,11 @@ def stage_memory(
             **whole,
             working=working,
             logits=last,
-            buffers=_buckets(choice) + _terms(shape, choice) + gathered + _rooms(shape, choice),
+            buffers=_buckets(choice)
+            + _terms(shape, choice)
+            + gathered
+            + _rooms(shape, choice)
+            + _experts_here(shape, choice),
             fragments=fragments * (working + last),
             runtime=overheads.runtime_bytes,
         ),
@@ -208,7 +213,9 @@ def _state(shape: ModelShape, choice: StageChoice) -> tuple[dict[str, float], Me
     what they divide counts as more.
     """
     dense, experts = trained_params(shape, choice)
-    frozen = sum(params_of(shape, choice)) - dense - experts
+    if choice.brings_experts:
+        experts = 0.0
+    frozen = sum(params_of(shape, choice)) - sum(trained_params(shape, choice))
     fewer = choice.ways / max(choice.ways // choice.work.share("experts"), 1)
     state = {
         "weights": (choice.state.weight, "weight"),
@@ -249,6 +256,38 @@ def _rooms(shape: ModelShape, choice: StageChoice) -> float:
         matrix = shape.d_model * shape.d_ff / work.share("d_ff")
         piece = max(piece, choice.state.optimizer * choice.kept * max(tables, matrix))
     return min(NUM_ROOMS * piece, choice.state.optimizer * params)
+
+
+def _experts_here(shape: ModelShape, choice: StageChoice) -> float:
+    """Of experts that are kept elsewhere: those of some layers, the gradients of one on their way,
+    twice, and pieces of what updates need."""
+    if not choice.brings_experts:
+        return 0.0
+    _, experts = params_of(shape, choice)
+    layer = experts / max(choice.work.num_layers, 1)
+    layers = min(choice.expert_layers, choice.work.num_layers)
+    whole = choice.state.weight * layers + choice.state.grad * 2
+    share = choice.state.weight + choice.state.grad + choice.state.optimizer
+    rooms = 0.0 if choice.keeps_apart else min(float(NUM_ROOMS * PIECE_BYTES), share * experts)
+    return layer * whole + rooms
+
+
+def experts_elsewhere(
+    plan: Plan, spec: ModelSpec, seq_len: int, training: Training, tier: Tier
+) -> dict[int, float]:
+    """By rank, bytes of experts that it keeps in a tier: as they compute, gradients and state."""
+    found: dict[int, float] = {}
+    shape = shape_of(spec)
+    for p, s, stage in plan.stages():
+        if stage.expert_tier != tier or not keeps_apart(tier, stage.device):
+            continue
+        choice = choice_of(plan.pipelines[p], s, seq_len, training=training)
+        _, experts = trained_params(shape, choice)
+        state, several = choice.state, len(list(alike(stage.mesh, experts=True)))
+        each = experts * (state.weight + state.grad + state.optimizer) / max(several, 1)
+        for rank in stage.mesh.ranks:
+            found[rank] = found.get(rank, 0.0) + each
+    return found
 
 
 def _terms(shape: ModelShape, choice: StageChoice) -> float:

@@ -15,6 +15,7 @@ from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.elastic.failure import ANEW
+from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
 from weft.resolve.left import cards_of, plan_for_left, with_chips
 from weft.resolve.memory_here import refuse_too_large
@@ -52,6 +53,11 @@ class Replans:
         prediction counts with it; empty: as long."""
         self._queues = tuple(queues_for(plan, rank) for rank in range(plan.world_size))
         """Of the device of each rank, which its process has for good."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Of the model."""
+        return self._resolved.spec
 
     @property
     def num_parameters(self) -> int:

@@ -23,8 +23,16 @@ class Belt:
     There is memory for ``NUM_ROOMS`` of the largest, and as much page-locked memory of the host.
     """
 
-    def __init__(self, device: torch.device, pieces: Sequence[Piece]) -> None:
+    def __init__(
+        self, device: torch.device, pieces: Sequence[Piece], read_only: Sequence[int] = ()
+    ) -> None:
+        """``read_only``: of each piece, so many tensors at its end are not taken back; empty: all
+        are."""
         self._pieces = pieces
+        self._changed = [
+            piece[: len(piece) - last]
+            for piece, last in zip(pieces, read_only or [0] * len(pieces), strict=True)
+        ]
         largest = max(map(room_bytes, pieces), default=0)
         self._rooms = [_Room(device, largest) for _ in pieces[:NUM_ROOMS]]
         self._reads = ThreadPoolExecutor(1, "reads ahead")
@@ -39,6 +47,7 @@ class Belt:
         """Of every piece, copies of its tensors on the device. What the current stream makes of
         them until the next one is asked for is in the tensors when all are done."""
         turns = list(zip(cycle(self._rooms), self._pieces))
+        changed = iter(self._changed)
         coming = [self._reads.submit(room.fill, piece) for room, piece in turns[:1]]
         leaving: list[Future[None]] = []
         for number, (room, piece) in enumerate(turns):
@@ -47,7 +56,7 @@ class Belt:
                 leaving[number + 1 - NUM_ROOMS].result()
             coming += [self._reads.submit(r.fill, p) for r, p in turns[number + 1 : number + 2]]
             yield room.arrived(piece)
-            leaving.append(self._writes.submit(room.take_back, piece, room.used()))
+            leaving.append(self._writes.submit(room.take_back, next(changed), room.used()))
         for each in leaving:
             each.result()
 

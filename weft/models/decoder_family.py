@@ -175,6 +175,7 @@ def _params(spec: DecoderSpec, layout: Mapping[str, Layout]) -> list[ParamSpec]:
                 decay=len(dims) >= 2 and unit != "embed",
                 also=("head",) if module == "embed" and spec.tied else (),
                 inside=inside,
+                of_experts=dims[0].name == "experts",
                 trainable=own not in entry.settled,
                 settled=own in entry.settled,
             )

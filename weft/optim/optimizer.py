@@ -115,9 +115,10 @@ class Optimizer:
         """States at zero, and the groups, where there are none yet."""
         if self._states:
             return
-        role, device = self._gradients.precision.state, self._gradients.device
+        precision, device = self._gradients.precision, self._gradients.device
         by_settings: dict[tuple[Settings, tuple[str, ...]], list[MainParam]] = {}
         for main in self._gradients.mains:
+            role = precision.kept_in(main.tier).state
             self._states[main] = {
                 name: zeros(_box(main, dims).size, role, device)
                 for name, dims in self._rule.state(main.spec).items()
@@ -133,7 +134,9 @@ class Optimizer:
             )
             for (settings, names), mains in by_settings.items()
         ]
-        if keeps_apart(role.tier, device.type) and self._apart is None:
+        tiers = {precision.kept_in(main.tier).state.tier for main in self._gradients.mains}
+        is_kept_apart = any(keeps_apart(tier, device.type) for tier in tiers)
+        if is_kept_apart and self._apart is None:
             by_element = is_by_element(self._optim)
             self._apart = PieceByPiece(self._gradients, self.groups, by_element=by_element)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import groupby
 from math import gcd, prod
 from operator import attrgetter
 from typing import NamedTuple
@@ -46,8 +46,17 @@ class PieceByPiece:
         self._names: list[list[str]] = []
         """Of parameters, by piece."""
         self._pieces: list[list[_Part]] = []
+        self._divide(parts, gradients, by_element=by_element)
+        states = [[t for p in piece for t in self._kept(p)] for piece in self._pieces]
+        grads = [[t for p in piece for t in self._resting(p)] for piece in self._pieces]
+        tensors = [[*kept, *rest] for kept, rest in zip(states, grads, strict=True)]
+        self._belt = Belt(self._device, tensors, [*map(len, grads)])
+
+    def _divide(self, parts: list[_Part], gradients: Gradients, *, by_element: bool) -> None:
+        """What is updated at a time."""
         if by_element:
-            for run in _runs([room_bytes(self._kept(part)) for part in parts]):
+            sizes = [room_bytes([*self._kept(part), *self._resting(part)]) for part in parts]
+            for run in _runs(sizes):
                 self._pieces.append(parts[run])
                 self._names.append([])
         else:
@@ -57,8 +66,6 @@ class PieceByPiece:
                 names = [spec.name for spec in specs[run]]
                 self._names.append(names)
                 self._pieces.append([p for p in parts if self._name(p) in names])
-        tensors = [[t for p in piece for t in self._kept(p)] for piece in self._pieces]
-        self._belt = Belt(self._device, tensors)
 
     @property
     def rooms(self) -> list[Tensor]:
@@ -69,32 +76,52 @@ class PieceByPiece:
         """Updates that together are one, as a rule is to do them in turn."""
         arrived = self._belt.each()
         for piece, names, tensors in zip(self._pieces, self._names, arrived, strict=True):
-            here = iter(tensors)
+            here, rests = iter(tensors), iter(tensors[len(tensors) - self._num_resting(piece) :])
             by_group = groupby(piece, key=attrgetter("group"))
-            groups = [self._group(number, list(parts), here) for number, parts in by_group]
+            groups = [self._group(number, list(parts), here, rests) for number, parts in by_group]
             yield replace(update, groups=groups, wholes=update.wholes.of(names))
 
     def _name(self, part: _Part) -> str:
         return self._groups[part.group].mains[part.number].spec.name
 
     def _kept(self, part: _Part) -> list[Tensor]:
-        """What of a part is not on the device: its values, where they are a copy, and states."""
-        group = self._groups[part.group]
-        states = [part.of(states[part.number]) for states in group.states.values()]
-        value = group.mains[part.number].value.detach()
-        return [part.of(value)] * is_apart(value, self._device) + states
+        """What of a part is not on the device: of its values and states."""
+        return [part.of(t) for t in self._tensors(part) if is_apart(t, self._device)]
 
-    def _group(self, number: int, parts: Sequence[_Part], here: Iterator[Tensor]) -> Group:
-        """With what came of it."""
+    def _tensors(self, part: _Part) -> list[Tensor]:
+        """Values and states of its main."""
+        group = self._groups[part.group]
+        value = group.mains[part.number].value.detach()
+        return [value, *(states[part.number] for states in group.states.values())]
+
+    def _resting(self, part: _Part) -> list[Tensor]:
+        """Its gradient, if that is not on the device either."""
+        rests = self._groups[part.group].mains[part.number].rests
+        return [] if rests is None else [part.of(rests)]
+
+    def _num_resting(self, parts: Sequence[_Part]) -> int:
+        return sum(len(self._resting(part)) for part in parts)
+
+    def _group(
+        self,
+        number: int,
+        parts: Sequence[_Part],
+        here: Iterator[Tensor],
+        rests: Iterator[Tensor],
+    ) -> Group:
+        """With what came of it: values and states in ``here``, gradients in ``rests``."""
         whole = self._groups[number]
         mains, states = [], [list[Tensor]() for _ in whole.states]
         for part in parts:
             main = whole.mains[part.number]
-            apart = is_apart(main.value, self._device)
-            value = next(here) if apart else part.of(main.value.detach())
+            value, *kept = (
+                next(here) if is_apart(tensor, self._device) else part.of(tensor)
+                for tensor in self._tensors(part)
+            )
             grad = None if main.grad is None else part.of(main.grad)
+            grad = grad if main.rests is None else next(rests)
             mains.append(replace(main, value=value, grad=grad))
-            for found, state in zip(states, islice(here, len(states)), strict=True):
+            for found, state in zip(states, kept, strict=True):
                 found.append(state)
         return replace(whole, mains=mains, states=dict(zip(whole.states, states, strict=True)))
 

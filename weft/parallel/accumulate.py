@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from weft.comm.comm import Comm, Finish
 from weft.comm.transport import nothing, then
+from weft.memory.kept import forget, is_apart, zeros
 from weft.parallel.between import INSIDE, BetweenDomains
 from weft.parallel.buckets import Bucket
 from weft.parallel.params import LocalParam
@@ -76,12 +77,16 @@ class Accumulator:
         """At level 0: what is summed inside the domain, and this rank's part of that."""
         self.follow(rounds)
         self._comm = comm
-        self._dtype = precision.accumulation.dtype
+        role = precision.kept_in(bucket.tier).accumulation
+        self._dtype = role.dtype
         self._device = next(iter(params.values())).param.device
         self._travel_dtype = precision.reduction.dtype
         self._flat: Tensor | None = None
         """Persistent up to level 1; above from the first gradient to the reduction."""
-        self._own = self._empty(bucket.segment(comm.rank) if bucket.level else 0)
+        segment = bucket.segment(comm.rank) if bucket.level else 0
+        self._own = zeros((segment,), role, self._device)
+        self._is_apart = is_apart(self._own, self._device)
+        """It is where the rank keeps all that it has of the bucket."""
         self.slots = []
         for entry in bucket.entries:
             local = params[entry.held.spec.name]
@@ -92,7 +97,8 @@ class Accumulator:
 
     @property
     def kept_bytes(self) -> int:
-        return self._own.nbytes + (0 if self._flat is None else self._flat.nbytes)
+        own = 0 if self._is_apart else self._own.nbytes
+        return own + (0 if self._flat is None else self._flat.nbytes)
 
     def follow(self, rounds: int) -> None:
         """So many microbatches in each of the steps from here on."""
@@ -143,16 +149,17 @@ class Accumulator:
         self._num_reduced += 1
         if self.bucket.level >= 2:
             self._flat = None
-        is_in_place = is_first and sent is flat
-        own = self._own if is_in_place else torch.empty_like(self._own, dtype=sent.dtype)
+        if self._is_apart and len(self.near) == 1:  # nobody to wait for
+            self._put(sent, is_first=is_first)
+            return nothing
+        is_in_place = is_first and sent is flat and not self._is_apart
+        own = self._own if is_in_place else sent.new_empty(self._own.shape)
         arrived = self._scattered(sent, own)
 
         def finish() -> None:
             arrived()
-            if is_first and not is_in_place:
-                self._own.copy_(own)
-            elif not is_in_place:
-                self._own.add_(own)
+            if not is_in_place:
+                self._put(own, is_first=is_first)
 
         return self._noted(finish, [sent, own])
 
@@ -167,6 +174,14 @@ class Accumulator:
         return self._comm.reduce_scatter(
             flat, own, name=INSIDE, group=self.near, sizes=self._segments
         )
+
+    def _put(self, came: Tensor, *, is_first: bool) -> None:
+        """Into this rank's segment, from the second round on to what is there."""
+        if is_first:
+            self._own.copy_(came)
+        else:
+            self._own.add_(came.to(self._own.device))
+        forget(self._own)
 
     def sum_between(self) -> Finish:
         """After the last round: start to sum over domains what each has summed. All ranks begin

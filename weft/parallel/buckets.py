@@ -18,6 +18,7 @@ from weft.parallel.crossing import Cell, cells, segments_of
 from weft.parallel.params import Held
 from weft.plan.box import Box
 from weft.plan.plan import ZeroLevel
+from weft.precision.roles import Tier
 
 ALIGN = 64
 """Elements: 256 bytes in fp32, as vector instructions and copies of accelerators like it."""
@@ -67,6 +68,11 @@ class Bucket:
     def in_one_precision(self) -> bool:
         """All holders compute with all of it in the same dtype."""
         return all(entry.held.in_one_precision for entry in self.entries)
+
+    @property
+    def tier(self) -> Tier:
+        """Where all of it is kept."""
+        return self.entries[0].held.tier
 
     @property
     def is_rounded(self) -> bool:
@@ -166,7 +172,7 @@ def fill_buckets(
     packed: dict[tuple[object, ...], list[list[Stretch]]] = {}
     for held in reversed(list(pieces)):
         unit = held.spec.unit if held.level == 3 else None
-        key = (held.ranks, held.level, unit, held.shares, held.rounding, held.reduction)
+        key = (held.ranks, held.level, unit, held.shares, held.rounding, held.reduction, held.tier)
         groups = packed.setdefault(key, [[]])
         start = _aligned(groups[-1][-1].stop) if groups[-1] else 0
         if start and held.level < 3 and (start + held.box.numel) * itemsize > bucket_bytes:

@@ -101,11 +101,8 @@ class Gradients:
         """Of ``frozen``: what no update changes, without gradient, master or state."""
         by_name = {local.spec.name: local for local in params}
         buckets = fill_buckets(packed, precision.reduction.dtype.itemsize, bucket_bytes)
-        shelf = shelf_for(precision.parameters, comm.device)
-        master = precision.master
         self._scales = WeightScales(pieces, comm)
-        made_flat = partial(FlatParams, shelf=shelf, scales=self._scales)
-        self.sharded = [made_flat(b, by_name, comm, master) for b in buckets if b.level]
+        self.sharded = self._flats([b for b in buckets if b.level], by_name)
         self.mains = whole + [main for flat in self.sharded for main in flat.mains]
         self._find_scales()
         start_rounded(self.sharded)
@@ -113,6 +110,7 @@ class Gradients:
         ways = between_domains(buckets, pieces, comm)
         self._sums = [made(b, between=way) for b, way in zip(buckets, ways, strict=True)]
         self._mains_of = _by_bucket(self.mains, self._sums, comm.rank)
+        self._note_rests()
         self._names = list(pieces)
         self._slots: dict[nn.Parameter, list[tuple[Accumulator, Slot]]] = {}
         for sums in self._sums:
@@ -131,6 +129,21 @@ class Gradients:
         self._num_backwards = 0
         self._awaited = 0
         self._in_flight: list[_Reduction] = []
+
+    def _flats(
+        self, buckets: Sequence[Bucket], params: Mapping[str, LocalParam]
+    ) -> list[FlatParams]:
+        """Of buckets of which holders keep a segment each."""
+        comm = self._comm
+        roles = {tier: self.precision.kept_in(tier) for tier in {b.tier for b in buckets}}
+        shelves = {tier: shelf_for(role.parameters, comm.device) for tier, role in roles.items()}
+        made = partial(FlatParams, scales=self._scales)
+        return [made(b, params, comm, roles[b.tier].master, shelf=shelves[b.tier]) for b in buckets]
+
+    def _note_rests(self) -> None:
+        for sums, mains in zip(self._sums, self._mains_of, strict=True):
+            for main, view in zip(mains, sums.sums, strict=True):
+                main.rests = view if main.tier != "device" else None
 
     def follow(self, rounds: int) -> None:
         """So many microbatches in each of the steps from here on."""
@@ -217,18 +230,32 @@ class Gradients:
         return sum(sums.kept_bytes for sums in self._sums)
 
     def squared_norm(self) -> Tensor:
-        """Sum of squares of the gradients this rank owns, fp64 scalar on the device."""
-        grads = [m.grad for m in self.mains if m.owned and m.grad is not None]
-        if not grads:
+        """Sum of squares of the gradients this rank owns, fp64 scalar on the device. Added in one
+        order, wherever gradients are kept."""
+        places = {name: place for place, name in enumerate(self._names)}
+        owned = [m for m in self.mains if m.owned and m.grad is not None]
+        owned.sort(key=lambda main: (places[main.spec.name], main.box))
+        here = [m.grad for m in owned if m.grad is not None and m.rests is None]
+        if not owned:
             return torch.zeros((), dtype=torch.float64, device=self._comm.device)
-        norms = torch.stack(torch._foreach_norm(grads)).double()
-        return norms.square().sum()
+        found = iter(torch._foreach_norm(here) if here else ())
+        norms = [next(found) if main.rests is None else self._norm(main.rests) for main in owned]
+        return torch.stack(norms).double().square().sum()
+
+    def _norm(self, rests: Tensor) -> Tensor:
+        """Of a gradient that is kept elsewhere."""
+        (norm,) = torch._foreach_norm([rests.to(self.device)])
+        forget(rests)
+        return norm
 
     def scale(self, factor: Tensor) -> None:
         """Multiply every gradient by a scalar of the device."""
-        grads = [m.grad for m in self.mains if m.grad is not None]
+        grads = [m.grad for m in self.mains if m.grad is not None and m.rests is None]
         if grads:
             torch._foreach_mul_(grads, factor.to(grads[0].dtype))
+        for rests in [m.rests for m in self.mains if m.rests is not None]:
+            rests.mul_(factor.to(rests))
+            forget(rests)
 
     @torch.no_grad()
     def publish(self) -> None:

@@ -17,7 +17,7 @@ from weft.parallel.fp8.gathered import RoundedBucket, WeightScales
 from weft.parallel.params import Held, LocalParam
 from weft.plan.box import Box
 from weft.plan.model import ParamSpec
-from weft.precision.roles import Role
+from weft.precision.roles import Role, Tier
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +39,10 @@ class MainParam:
     """What a master copy is copied into after an update; None where something else does it."""
     ranks: tuple[int, ...] = ()
     """Those that update the same box, this one among them; empty: it alone does."""
+    rests: Tensor | None = None
+    """Where its gradient is, of what is not kept on the device as a whole."""
+    tier: Tier = "device"
+    """Where its state is kept besides; ``device``: as the precision says."""
     grad: Tensor | None = None
     """In the dtype of ``value``; valid between ``Gradients.finish`` and the next ``begin``."""
 
@@ -53,9 +57,10 @@ def whole_main(local: LocalParam, held: Held, master: Role, *, owned: bool) -> M
     return MainParam(held.spec, held.box, value, local.param, owned, target, ranks=held.ranks)
 
 
-def _copy(values: Tensor, master: Role) -> Tensor:
-    """For updates, where master copies are kept; of the same dtype it is no such copy."""
-    if values.dtype == master.dtype:
+def _copy(values: Tensor, master: Role, *, apart: bool = False) -> Tensor:
+    """For updates, where master copies are kept; of the same dtype it is no such copy, unless all
+    of it is kept ``apart``."""
+    if values.dtype == master.dtype and not apart:
         return values.clone()
     copy = zeros(values.shape, master, values.device)
     copy.copy_(values)
@@ -121,14 +126,21 @@ class FlatParams:
         """What this rank updates is memory that others' segments are gathered beside."""
         self._share = self._own
         if not self.is_in_place:
-            self._share = _copy(self._own, master)
+            self._share = _copy(self._own, master, apart=bucket.tier != "device")
         self._shelf = shelf if bucket.level == 3 else None
         self._at_rest = self._resting()
         """What others get of this rank, at level 3 time and again; rounded by ``rest``."""
         views = bucket.kept_views(comm.rank, self._share)
         owned = comm.rank in bucket.domains[0]  # the others have the same
         self.mains = [
-            MainParam(each.held.spec, each.box, view, params[each.held.spec.name].param, owned)
+            MainParam(
+                each.held.spec,
+                each.box,
+                view,
+                params[each.held.spec.name].param,
+                owned,
+                tier=bucket.tier,
+            )
             for each, view in zip(bucket.kept(comm.rank), views, strict=True)
         ]
         self._pending: Finish | None = None
@@ -138,7 +150,9 @@ class FlatParams:
     def _resting(self) -> Tensor:
         dtype = self.flat.dtype if self._rounded is None else torch.uint8
         if self._shelf is not None:
-            assert self._share.dtype != self.flat.dtype, "updates change what is computed with"
+            if self._share.dtype == self.flat.dtype and self._rounded is None:
+                assert self.bucket.tier != "device", "updates change what is computed with"
+                return self._share
             return self._shelf.empty(len(self._own), dtype)
         if self._rounded is not None:
             return torch.zeros(len(self._own), dtype=dtype, device=self.flat.device)
@@ -162,12 +176,22 @@ class FlatParams:
             values = self._share.to(self.flat.dtype).to(self.flat.device)
             self._at_rest.copy_(self._rounded.encode(values))
             forget(self._share)
-        elif self._shelf is not None:
+        elif self._shelf is not None and self._at_rest is not self._share:
             self._at_rest.copy_(self._share.to(self._at_rest.dtype))
             forget(self._share)
         elif self._at_rest is not self._share:
             _bring(self._share, self._at_rest)
         forget(self._at_rest)
+
+    @property
+    def is_here(self) -> bool:
+        """The parameters are whole, and nobody has to wait."""
+        return self._is_whole and self._pending is None
+
+    @property
+    def is_coming(self) -> bool:
+        """They are on their way."""
+        return self._pending is not None
 
     def start(self) -> None:
         """Begin to gather what ``free`` let go of."""

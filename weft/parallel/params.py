@@ -11,12 +11,13 @@ from torch import nn
 from weft.axes.held import tiling
 from weft.models.registry import FAMILIES, dims_of_param
 from weft.plan.box import Box
-from weft.plan.layout import Dim, of_rows
+from weft.plan.layout import Dim, of_rows, placed
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, ParamSpec
 from weft.plan.plan import Plan, StagePlan, ZeroLevel
 from weft.plan.tiling import Stored, Tiling, refine
 from weft.precision.registry import PRECISIONS
+from weft.precision.roles import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Held:
     """As the plan has ``sums``."""
     reduction: str = ""
     """As stages have it: what gradients are cast to among holders of one domain."""
+    tier: Tier = "device"
+    """Where holders keep all of it; ``device``: as their stages keep parameters and state."""
     rounding: str = ""
     """The scaling of the products that alone read it, where it is gathered in their eight bits."""
 
@@ -76,11 +79,13 @@ def param_tilings(plan: Plan, spec: ModelSpec) -> dict[str, Tiling]:
     params, layout = family.param_specs(spec), family.layout(spec)
     tilings = {}
     for param in params:
-        dims = dims_of_param(param, layout)
         boxes: dict[int, tuple[Box, ...]] = {}
-        here = stages_with(param, plan)
-        for mesh, rows in dict.fromkeys((stage.mesh, stage.head_rows) for stage in here):
-            boxes.update(_boxes(dims, mesh, family.head_dim, rows))
+        for stage in stages_with(param, plan):
+            dims = dims_of_param(
+                param, placed(layout, stage.places) if param.of_experts else layout
+            )
+            if not boxes.keys() >= {*stage.mesh.ranks}:
+                boxes.update(_boxes(dims, stage.mesh, family.head_dim, stage.head_rows))
         tilings[param.name] = Tiling(param.shape, boxes)
     return tilings
 
@@ -116,19 +121,21 @@ def held_pieces(
         precisions = {stage.precision for stage in stages}
         cut = [(box, ranks, plan.by_domain(ranks)) for box, ranks in refine(tilings[param.name])]
         groups = {near for _, _, domains in cut for near in domains}
-        level, in_one_stage = _shared(groups, stages) if param.trainable else (0, False)
+        tier = _tier(param, stages)
+        level, in_one_stage = _shared(groups, stages, tier) if param.trainable else (0, False)
         pieces[param.name] = [
             Held(
                 param,
                 box,
                 ranks,
-                level if len(ranks) > 1 else _alone(ranks[0], param, stages),
+                _of_holders(level, ranks, param, stages, tier),
                 in_one_stage=in_one_stage,
                 in_one_precision=len(precisions) == 1,
                 domains=domains if len(domains) > 1 else (),
                 shares=_shares(stages, ranks) if level else (),
                 cast=plan.sums if len(domains) > 1 else "",
                 reduction=_reduction(stages),
+                tier=tier,
                 rounding=_rounding(param, stages),
             )
             for box, ranks, domains in cut
@@ -140,6 +147,15 @@ def _reduction(stages: Sequence[StagePlan]) -> str:
     """What all say; nothing where they do not say the same."""
     casts = {stage.reduction for stage in stages}
     return casts.pop() if len(casts) == 1 else ""
+
+
+def _tier(param: ParamSpec, stages: Sequence[StagePlan]) -> Tier:
+    """As ``Held`` has it: what is kept so comes as gathered parameters do, whoever holds it."""
+    tiers = {stage.expert_tier for stage in stages} if param.of_experts else set[Tier]()
+    if not param.trainable or tiers <= {"device"}:
+        return "device"
+    assert len(tiers) == 1, f"{param.name}: stages keep it in {tiers}"
+    return tiers.pop()
 
 
 def _rounding(param: ParamSpec, stages: Sequence[StagePlan]) -> str:
@@ -164,15 +180,28 @@ def _shares(stages: Sequence[StagePlan], ranks: Sequence[int]) -> tuple[int, ...
 
 
 def _shared(
-    groups: Collection[tuple[int, ...]], stages: Sequence[StagePlan]
+    groups: Collection[tuple[int, ...]], stages: Sequence[StagePlan], tier: Tier
 ) -> tuple[ZeroLevel, bool]:
     """At which level holders of each domain share a parameter, and whether they are one mesh's."""
     beside = [[s for s in stages if {*s.mesh.ranks} & {*near}] for near in groups]
     in_one_stage = all(len({stage.mesh.ranks for stage in found}) == 1 for found in beside)
+    if tier != "device":
+        return 3, in_one_stage
     level = min(stage.zero for stage in stages)
     if level == 3 and any(len(found) > 1 for found in beside):
         level = 2
     return level if any(len(near) > 1 for near in groups) else 0, in_one_stage
+
+
+def _of_holders(
+    level: ZeroLevel,
+    ranks: Sequence[int],
+    param: ParamSpec,
+    stages: Sequence[StagePlan],
+    tier: Tier,
+) -> ZeroLevel:
+    """Of one piece, where those of a parameter are shared at a level."""
+    return level if len(ranks) > 1 or tier != "device" else _alone(ranks[0], param, stages)
 
 
 def _alone(rank: int, param: ParamSpec, stages: Sequence[StagePlan]) -> ZeroLevel:

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
+from weft.memory.residents import Residents
 from weft.nn.stage import (
     Begun,
     Call,
@@ -40,6 +41,10 @@ class UnitParams:
     flats: Sequence[FlatParams]
     all_units: list[UnitParams] = field(repr=False)
     """Those of this rank."""
+    experts: Sequence[FlatParams] = ()
+    """What besides is kept elsewhere, and stays for a while where there is room."""
+    residents: Residents | None = None
+    """Who counts these, of all units."""
     after: UnitParams | None = None
     """The next in forward order, in the same stage."""
     before: UnitParams | None = None
@@ -55,6 +60,8 @@ class UnitParams:
             flat.wait()
         for flat in soon:
             flat.start()
+        if self.residents is not None:
+            self.residents.use(self.experts, () if coming is None else coming.experts)
 
 
 class Attendance:
@@ -121,12 +128,18 @@ def gather_in_time(
     gradients: Gradients,
     held: Sequence[LocalParam],
     all_units: list[UnitParams],
+    residents: Residents | None = None,
 ) -> Attendance:
-    """Let every unit of a stage wait for its parameters. Applied last, outside compiled code."""
+    """Let every unit of a stage wait for its parameters. Applied last, outside compiled code.
+
+    ``residents``: of what is kept in a tier as a whole, where anything is.
+    """
     params, flats = {}, gradients.sharded
     for name in stage.units:
         used = [f for f in flats if any(name in e.held.spec.units for e in f.bucket.entries)]
-        params[name] = UnitParams(used, all_units)
+        usual = [flat for flat in used if flat.bucket.tier == "device"]
+        experts = [flat for flat in used if flat.bucket.tier != "device"]
+        params[name] = UnitParams(usual, all_units, experts, residents)
     for (name, first), (_, second) in pairwise(params.items()):
         first.after = second
         if stage.units[name].backward_reads:

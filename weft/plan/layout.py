@@ -38,6 +38,9 @@ class Dim:
     """Features that modules can make, use and sum in parts, such as heads or hidden channels."""
     words: str = ""
     """What limits the ways to divide it, for error messages."""
+    places: tuple[int, ...] = ()
+    """Of each element, at which place it is along the axis that gives out elements one by one;
+    empty: consecutive ones, as evenly as they go."""
 
     @property
     def num_groups(self) -> int:
@@ -50,6 +53,34 @@ def of_rows(dim: Dim, name: str | None, rows: tuple[int, int] | None) -> Dim:
         return dim
     size = rows[1] - rows[0]
     return replace(dim, size=size, words=f"head has {size} of its rows here")
+
+
+EXPERTS = "experts"
+"""Name of the dimension whose elements a plan may give out one by one."""
+
+
+def placed(
+    layout: Mapping[str, Layout], places: Mapping[int, tuple[int, ...]]
+) -> dict[str, Layout]:
+    """The layout of a model of whose layers, by number, experts are at such places."""
+
+    def there(dim: Dim | None, layer: int) -> Dim | None:
+        is_one = dim is not None and dim.name == EXPERTS
+        return replace(dim, places=places[layer]) if dim is not None and is_one else dim
+
+    found = dict(layout)
+    for name, entry in layout.items():
+        _, *rest = name.split(".")
+        layer = int(rest[0]) if name.startswith("layers.") else -1
+        if layer not in places:
+            continue
+        params = {
+            own: tuple(there(dim, layer) or dim for dim in dims)
+            for own, dims in entry.params.items()
+        }
+        mixes = there(entry.mixes, layer)
+        found[name] = replace(entry, params=params, mixes=mixes)
+    return found
 
 
 SAMPLES = Dim(name="samples", size=0)

@@ -150,6 +150,8 @@ class ParamSpec:
     """A linear layer with it multiplies in eight bits, where the precision has products that do."""
     inside: bool = False
     """It belongs to the second part of its layer."""
+    of_experts: bool = False
+    """Its first dimension is the experts of a layer."""
     settled: bool = False
     """Not updates change it, but what forwards counted in a step; in fp32 at least."""
 

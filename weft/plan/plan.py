@@ -90,6 +90,15 @@ class StagePlan:
     """Where ranks keep what only updates need: the optimizer's state, and master copies."""
     param_tier: Tier = "device"
     """Where ranks keep the parameters that they compute with, each unit's until it computes."""
+    expert_tier: Tier = "device"
+    """Where ranks keep experts, all that there is of them: each layer's parameters until it
+    computes, gradients, and what updates need. ``device``: as all other parameters."""
+    expert_layers: int = 2
+    """Layers whose experts may be on the device at a time, where they are kept elsewhere: the one
+    that computes, the one that comes next, and those that computed last."""
+    expert_places: tuple[tuple[int, ...], ...] = ()
+    """Of each of its layers, of each expert, at which place it is along the axis that divides
+    experts; a layer without experts has none. Empty: consecutive ones are together."""
     head_rows: tuple[int, int] | None = None
     """Half-open range of the vocabulary whose rows of the head this stage has, and no layers. Such
     stages come last, side by side on meshes of the pipeline, and each also has the final norm.
@@ -104,6 +113,12 @@ class StagePlan:
     def blocks(self) -> range:
         """Numbers of the layers that it has, at least in part."""
         return blocks(self.layers)
+
+    @property
+    def places(self) -> dict[int, tuple[int, ...]]:
+        """By layer, ``expert_places``; empty where it says nothing."""
+        said = zip(self.blocks, self.expert_places, strict=True) if self.expert_places else ()
+        return {layer: places for layer, places in said if places}
 
     @property
     def cut(self) -> tuple[bool, bool]:
@@ -401,6 +416,8 @@ _USUAL: Mapping[str, object] = MappingProxyType(
         "scores": "blocks",
         "state_tier": "device",
         "param_tier": "device",
+        "expert_tier": "device",
+        "expert_layers": 2,
     }
 )
 """Of a stage."""
@@ -413,6 +430,7 @@ _USUALLY_EMPTY = (
     "reduction",
     "gather",
     "head_rows",
+    "expert_places",
 )
 """Of a stage."""
 
@@ -423,6 +441,8 @@ def _stage(data: dict[str, Any]) -> StagePlan:
     first, end = (place(each) if is_place(each) else each for each in data["layers"])
     experts = tuple(mesh.get("expert_shares", ()))
     shares = {key: tuple(data.get(key, ())) for key in ("sample_shares", "state_shares")}
+    if data.get("expert_places"):
+        shares["expert_places"] = tuple(map(tuple, data["expert_places"]))
     if data.get("head_rows"):
         shares["head_rows"] = tuple(data["head_rows"])
     own = {"mesh": Mesh(tuple(mesh["ranks"]), axes, experts), "layers": (first, end)}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from weft.axes.ep.axis import EXPERTS
 from weft.axes.registry import AXES
 from weft.config.errors import ConfigError
-from weft.plan.layout import Dim
+from weft.plan.layout import EXPERTS, Dim
 from weft.plan.plan import Plan, StagePlan
 from weft.plan.tiling import split_by_weight
 from weft.planner.casts import saves_bytes

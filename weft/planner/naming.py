@@ -24,7 +24,8 @@ def name_of(plan: Plan, cluster: ClusterView) -> str:
 
 def elsewhere(stage: StagePlan) -> list[str]:
     """What a stage keeps elsewhere than on its devices, activations apart, and how weights come."""
-    kept = (("state", stage.state_tier), ("parameters", stage.param_tier))
+    kept = [("state", stage.state_tier), ("parameters", stage.param_tier)]
+    kept += [("experts", stage.expert_tier)]
     comes = [f"weights gathered in {stage.gather}"] * bool(stage.gather)
     comes += [f"gradients summed in {stage.reduction}, so numbers depend on who does"] * bool(
         stage.reduction

@@ -28,6 +28,7 @@ from weft.plan.plan import PipelinePlan, Plan, Scores, StagePlan, ZeroLevel
 from weft.plan.tiling import split_by_weight
 from weft.planner.casts import check_casts
 from weft.planner.domains import check_domains
+from weft.planner.expert_tiers import check_expert_tiers
 from weft.planner.experts import check_experts
 from weft.planner.heads import check_heads
 from weft.planner.long_samples import BY_HEADS, check_chunks, check_scores
@@ -73,6 +74,7 @@ def validate_plan(
     check_domains(plan)
     check_sites(plan)
     check_casts(plan)
+    check_expert_tiers(plan)
     if plan.global_batch != global_batch:
         shares = [pipeline.samples for pipeline in plan.pipelines]
         raise ConfigError(

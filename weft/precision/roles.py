@@ -6,6 +6,7 @@ Precisions are looked up where plans are made, so torch is imported only when a 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -133,6 +134,19 @@ class Roles:
     def computing_from(self, tier: Tier, folder: str | None) -> Roles:
         """The same, where parameters are kept in a tier until something computes with them."""
         return replace(self, parameters=replace(self.parameters, tier=tier, folder=folder))
+
+    def kept_in(self, tier: Tier) -> Roles:
+        """The same of what is in a tier as a whole; its folder is that of what updates need."""
+        if tier == "device":
+            return self
+        apart = partial(replace, tier=tier, folder=self.master.folder)
+        return replace(
+            self,
+            parameters=apart(self.parameters),
+            accumulation=apart(self.accumulation),
+            master=apart(self.master),
+            state=apart(self.state),
+        )
 
     def by_role(self) -> dict[str, Role]:
         """Role -> how its numbers are stored."""

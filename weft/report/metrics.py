@@ -70,6 +70,13 @@ class StepMetrics:
     tokens_per_expert: Mapping[str, list[int]] | None = None
     """By layer, how many choices of the step's tokens went to each expert. None: the model has no
     experts, or the step is none of those that are logged."""
+    expert_visits: Mapping[str, list[int]] | None = None
+    """Where experts are kept elsewhere than on the device: by tier, how often a layer with experts
+    computed, on all ranks since the last line that tells it, when these were on the device
+    (``here``), on their way (``ahead``), or only then began to come (``late``). None: they are on
+    the device, or the step is none of those that are logged."""
+    expert_wait_s: float | None = None
+    """Meanwhile, the longest that a rank waited for experts to arrive."""
     expert_imbalance: float | None = None
     """Most choices that went to an expert, over the mean of its layer's, in the layer where that is
     largest: 1 is equal. None: the model has no experts."""

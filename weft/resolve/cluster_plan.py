@@ -23,9 +23,11 @@ from weft.models.registry import (
     param_specs,
 )
 from weft.optim.groups import marked
-from weft.optim.registry import training_of
+from weft.optim.registry import is_by_element, training_of
 from weft.plan.plan import Plan, StagePlan
 from weft.plan.plan_file import view_used
+from weft.planner.expert_places import refuse_wrong_places
+from weft.planner.expert_tiers import refuse_idle_expert_tiers
 from weft.planner.experts import refuse_no_experts
 from weft.planner.problem import Problem, Workload
 from weft.planner.validate import (
@@ -44,6 +46,7 @@ from weft.resolve.planned import (
     says_a_plan,
 )
 from weft.resolve.resolve import read_plan_file, resolve, vocab_size_asked
+from weft.resolve.tiers import refuse_expert_tier
 from weft.resolve.usual_precision import usual_precision
 from weft.simulate.step import Knowledge
 
@@ -78,6 +81,7 @@ def plan_request(loaded: Loaded, cluster: ClusterView, knowledge: Knowledge) -> 
         plan, cluster = _given(loaded, cluster, workload)
         if plan is None:
             refuse_limit_of_activations(loaded.config)
+            refuse_expert_tier(loaded.config.optim)
         if loaded.config.compute.tf32:
             _refuse_idle_tf32(plan, cluster, workload)
     except ConfigError as error:
@@ -172,6 +176,9 @@ def _given(
         head_rows=head_rows_of(spec),
     )
     refuse_unrun_axes(plan, spec)
+    refuse_wrong_places(plan, spec)
+    by_element = is_by_element(loaded.config.optim)
+    refuse_idle_expert_tiers(plan, spec, by_element=by_element)
     dims = dims_of_model(spec)
     refuse_idle_pieces(plan, dims)
     refuse_no_experts(plan, dims)

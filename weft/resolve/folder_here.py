@@ -14,7 +14,7 @@ from typing import NamedTuple
 from weft.config.errors import ConfigError
 from weft.cost.activations import stage_away
 from weft.cost.choice import choice_of
-from weft.cost.memory import memory_of_plan
+from weft.cost.memory import experts_elsewhere, memory_of_plan
 from weft.models.registry import shape_of
 from weft.plan.plan import Plan, StagePlan
 from weft.recompute.asked import kept_off_disk
@@ -32,23 +32,27 @@ class OnDisk(NamedTuple):
     activations: float = 0.0
     moved: float = 0.0
     """Read and written in a step: state both ways by its update; parameters to be published, and
-    for each forward and backward; activations of each microbatch both ways."""
+    for each forward and backward; activations of each microbatch both ways, and experts once."""
+    experts: float = 0.0
+    """With their gradients and all that updates need."""
 
     @property
     def total(self) -> float:
-        return self.state + self.params + self.activations
+        return self.state + self.params + self.activations + self.experts
 
 
 def on_disk(resolved: Resolved, plan: Plan, ranks: Sequence[int]) -> OnDisk:
     """What a plan lets these ranks keep there."""
+    seq_len, training = resolved.config.data.seq_len, resolved.training
+    apart = experts_elsewhere(plan, resolved.spec, seq_len, training, "disk")
+    experts = sum(apart.get(rank, 0.0) for rank in ranks)
+    found = OnDisk(experts=experts, moved=2 * experts)
     near = plan.each(_without_disk)
     if near == plan:
-        return OnDisk()
-    seq_len, training = resolved.config.data.seq_len, resolved.training
+        return found
     usual, here = (
         memory_of_plan(each, resolved.spec, seq_len, training=training) for each in (near, plan)
     )
-    found = OnDisk()
     for p, position in (
         (p, each) for p, line in enumerate(plan.pipelines) for each in line.positions()
     ):
@@ -64,7 +68,7 @@ def on_disk(resolved: Resolved, plan: Plan, ranks: Sequence[int]) -> OnDisk:
             kept = usual[rank].activations - here[rank].activations
             many = line.num_microbatches
             moved = 2 * state + params * (1 + 2 * many) + 2 * away * many
-            found = OnDisk(*map(add, found, (state, params, kept, moved)))
+            found = OnDisk(*map(add, found, (state, params, kept, moved, 0.0)))
     return found
 
 

@@ -32,7 +32,7 @@ from weft.resolve.kept import ACTIVATIONS
 from weft.resolve.prediction import AUTO_FILE
 from weft.resolve.rank_chips import Machine, RankChips, chips_of_file, chips_of_machines
 from weft.resolve.resolve import compiles, refuse_unusable, spec_asked
-from weft.resolve.tiers import param_tiers_asked, tiers_asked
+from weft.resolve.tiers import param_tiers_asked, refuse_expert_tier, tiers_asked
 from weft.resolve.usual_precision import usual_precision
 from weft.simulate.known import local_profile
 
@@ -220,6 +220,7 @@ def problem_of(config: Config, resources: Resources) -> Problem:
         ConfigError: a value that the planner cannot keep to.
     """
     refuse_limit_of_activations(config)
+    refuse_expert_tier(config.optim)
     spec, asked = spec_asked(config), config.compute.precision
     workload = Workload(
         spec=spec,

@@ -31,12 +31,14 @@ from weft.models.registry import (
     param_specs,
 )
 from weft.optim.groups import marked, refuse_idle_groups
-from weft.optim.registry import training_of
+from weft.optim.registry import is_by_element, training_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, StagePlan
 from weft.plan.plan_file import PlanFile
 from weft.planner.casts import refuse_idle_cast, with_casts, with_gather, with_reduction
 from weft.planner.domains import idle_zero_notes, nodes_of, refuse_idle_domains, with_domains
+from weft.planner.expert_places import refuse_idle_moves, refuse_wrong_places
+from weft.planner.expert_tiers import refuse_idle_expert_tiers
 from weft.planner.experts import refuse_no_experts
 from weft.planner.problem import Workload
 from weft.planner.shares import refuse_unbalanced
@@ -54,7 +56,13 @@ from weft.platform.registry import PLATFORMS
 from weft.precision.registry import scales_delayed
 from weft.resolve.kept import ACTIVATIONS, with_activations_in
 from weft.resolve.tf32 import tf32_note
-from weft.resolve.tiers import refuse_tiers, usual_param_tier, usual_recompute, usual_tier
+from weft.resolve.tiers import (
+    experts_kept,
+    refuse_tiers,
+    usual_param_tier,
+    usual_recompute,
+    usual_tier,
+)
 from weft.resolve.usual_precision import usual_precision
 
 BYTES_VOCAB = 257
@@ -286,6 +294,7 @@ def _derived(
             compile=compiles(config, device, notes) if asked.compile is None else asked.compile,
             state_tier=asked.state_tier or usual_tier(config.optim, device),
             param_tier=asked.param_tier or usual_param_tier(config.optim, device),
+            **experts_kept(config.optim, asked, device),
         )
 
     plan = staged_plan(
@@ -395,12 +404,16 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     refuse_settled(plan, [param.name for param in param_specs(spec) if param.settled])
     refuse_idle_domains(plan, tied=tied)
     refuse_tiers(plan, config)
+    refuse_idle_expert_tiers(plan, spec, by_element=is_by_element(config.optim))
     refuse_unrun_axes(plan, spec)
+    refuse_wrong_places(plan, spec)
     dims = dims_of_model(spec)
     for p, s, stage in plan.stages():
         here = dims_of_stage(spec, stage.head_rows)
         check_mesh(here, stage.mesh, f"pipelines[{p}].stages[{s}].mesh")
     refuse_cut_blocks(plan, spec, marked(config.optim, param_specs(spec)))
+    if config.move_experts is not None:
+        refuse_idle_moves(plan)
     if config.balance is not None:
         refuse_unbalanced(plan)
     if config.data.balance_documents:
@@ -530,6 +543,8 @@ DECIDED_BY_PLAN = (
     "compute.compile",
     "optim.state_tier",
     "optim.param_tier",
+    "optim.expert_tier",
+    "optim.expert_layers",
 )
 """What a plan says of every stage, so that a configuration beside it cannot."""
 
@@ -560,9 +575,11 @@ def _every_stage_says_a_device(config: Config) -> bool:
 
 def _said_by_every_stage(plan: PlanConfig) -> list[str]:
     stages = [dict(stage) for p in pipelines_of(plan, (1,)) for stage in p.stages]
-    names = ("device", "precision", "recompute", "compile", "state_tier", "param_tier")
+    names = ["device", "precision", "recompute", "compile", "state_tier", "param_tier"]
+    names += ["expert_tier", "expert_layers"]
     said = [name for name in names if all(stage[name] is not None for stage in stages)]
-    return [f"{'optim' if name.endswith('tier') else 'compute'}.{name}" for name in said]
+    kept = ("tier", "layers")
+    return [f"{'optim' if name.endswith(kept) else 'compute'}.{name}" for name in said]
 
 
 def _check_devices(config: Config, plan: Plan, cluster: Cluster) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from weft.cluster.cluster import HOST
 from weft.config.errors import ConfigError
+from weft.config.plan_sections import StageConfig
 from weft.config.sections import Config, OptimConfig
 from weft.memory.tiers import keeps_apart
 from weft.optim.registry import is_by_element
@@ -30,10 +31,33 @@ def usual_param_tier(optim: OptimConfig, device: str) -> Tier:
     return optim.param_tier
 
 
+def usual_expert_tier(optim: OptimConfig, device: str) -> Tier:
+    """Likewise, of experts."""
+    return "device" if optim.expert_tier == "host" and device == HOST else optim.expert_tier
+
+
+def experts_kept(optim: OptimConfig, asked: StageConfig, device: str) -> dict[str, Any]:
+    """What a stage says of where its experts are, as the plan's fields."""
+    return {
+        "expert_tier": asked.expert_tier or usual_expert_tier(optim, device),
+        "expert_layers": asked.expert_layers or optim.expert_layers,
+    }
+
+
 def usual_recompute(asked: Recompute, device: str) -> Recompute:
     """Likewise, of what layers compute again or keep on hosts."""
     usual = "off" if asked == "auto" else asked
     return kept_off_host(usual) if device == HOST else usual
+
+
+def refuse_expert_tier(optim: OptimConfig) -> None:
+    """
+    Raises:
+        ConfigError: experts are to be elsewhere, and the planner chooses, which keeps none there.
+    """
+    if optim.expert_tier != "device":
+        hint = "The planner keeps experts there; stages that are written down may say otherwise."
+        raise ConfigError("optim.expert_tier", optim.expert_tier, "device beside plan.auto", hint)
 
 
 def tiers_asked(optim: OptimConfig) -> tuple[Tier, ...]:
@@ -81,7 +105,9 @@ def refuse_tiers(plan: Plan, config: Config) -> None:
         raise ConfigError("optim.state_tier", "host", "device or disk on processors", hint)
     _refuse_params(plan, optim)
     _refuse_offload(plan, config)
-    _refuse_folder(optim, [*map(_in_files, plan.stages())], is_open=config.plan.auto is not None)
+    experts = _tiers_of_experts(plan, optim)
+    kept = [*map(_in_files, plan.stages()), *experts]
+    _refuse_folder(optim, kept, is_open=config.plan.auto is not None)
     if len(apart) > 1 and not is_by_element(optim):
         hint = f"{optim.kind} takes the same parameters on all ranks at a time."
         expected = "on the device in all stages or in none"
@@ -102,6 +128,14 @@ def _in_files(place: tuple[int, int, StagePlan]) -> Tier:
     stage = place[2]
     kept = "disk" in (stage.state_tier, stage.param_tier)
     return "disk" if kept or offloads(stage.recompute, None, "disk") else "device"
+
+
+def _tiers_of_experts(plan: Plan, optim: OptimConfig) -> set[Tier]:
+    experts = {stage.expert_tier for _, _, stage in plan.stages()}
+    if optim.expert_tier == "host" and experts == {"device"}:
+        hint = "A processor's memory is the host's: nothing would be gained."
+        raise ConfigError("optim.expert_tier", "host", "device or disk on processors", hint)
+    return experts
 
 
 def _refuse_offload(plan: Plan, config: Config) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.memory.parcels import ToHost, Ways
+from weft.memory.residents import Residents
 from weft.memory.spool import ToDisk
 from weft.nn.init import initial_values
 from weft.nn.offloaded import offload
@@ -128,6 +129,8 @@ class Assembled(Generic[Update]):
     """Every parameter of the unsplit model."""
     histories: Histories
     """By which products in eight bits are scaled, where a stage asks for that."""
+    residents: Residents | None = None
+    """Which experts are on the device, where these are kept elsewhere."""
     meeting: Meeting | None = None
     """Where the plan has sites: how they become one model now and then."""
 
@@ -191,12 +194,15 @@ def assemble(
         _apply(stage, rank_plan.pipeline_plan.stages[number], eight, work)
     refuse_other_uses(stages.values(), params, pieces)
     _offload(stages, rank_plan.pipeline_plan.stages, comm.device, source.folder)
+    residents = _residents(rank_plan, gradients)
     scale = source.expected_weight
     scaled = any(PRECISIONS[stage.precision].scales_loss for _, _, stage in plan.stages())
     loss_scale = LossScale(comm.device) if scaled else None
     executor = Executor(
         rank_plan,
-        _computation(source, rank_plan, stages, gradients, params, buffers=buffers),
+        _computation(
+            source, rank_plan, stages, gradients, params, buffers=buffers, residents=residents
+        ),
         comm,
         gradients,
         scale=scale,
@@ -215,7 +221,14 @@ def assemble(
         max_grad_norm=max_grad_norm,
         skips_non_finite=skips_non_finite,
     )
-    return Assembled(stages, executor, engine, optimizer, source.specs, histories)
+    return Assembled(stages, executor, engine, optimizer, source.specs, histories, residents)
+
+
+def _residents(rank_plan: RankPlan, gradients: Gradients) -> Residents | None:
+    """Of experts that are kept elsewhere than on the device, if any are."""
+    if all(flat.bucket.tier == "device" for flat in gradients.sharded):
+        return None
+    return Residents(rank_plan.stage_plan.expert_layers)
 
 
 def _refuse_shared_buffers(plan: Plan, buffers: Sequence[Buffer]) -> None:
@@ -329,12 +342,13 @@ def _computation(
     params: Sequence[LocalParam],
     *,
     buffers: RunningBuffers,
+    residents: Residents | None,
 ) -> Computation:
     """What the executor runs: stages that gather in time, in passes, and the objective."""
     asked = rank_plan.pipeline_plan.stages
     all_units: list[UnitParams] = []
     attendances = {  # where ranks keep segments of parameters, units wait for whole ones
-        number: gather_in_time(stage, gradients, params, all_units)
+        number: gather_in_time(stage, gradients, params, all_units, residents)
         for number, stage in stages.items()
         if gradients.sharded
     }

@@ -21,7 +21,7 @@ from weft.optim.optimizer import Optimizer
 from weft.outer.meeting import Meeting
 from weft.parallel.apply import apply_layout, check_entries
 from weft.parallel.params import param_tilings
-from weft.plan.layout import Border
+from weft.plan.layout import Border, placed
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan
 from weft.precision.registry import PRECISIONS
@@ -60,7 +60,8 @@ def assemble_model(
         if family.head_dim is not None and asked.head_rows is not None:
             own[family.head_dim] = asked.head_rows[1] - asked.head_rows[0]
         here = replace(share.rank_plan, stages=(number,))
-        apply_layout(stage.module, layout, here, share.comm, sizes=own)
+        own_layout = placed(layout, asked.places)
+        apply_layout(stage.module, own_layout, here, share.comm, sizes=own)
 
     source = Source(
         specs=marked(optim, param_specs(spec)),

@@ -7,7 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, astuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -239,14 +240,13 @@ def log_metrics(
     seq_len = run.config.data.seq_len
     tokens = run.plan.global_batch * seq_len
     flops = train_flops_per_token(run.spec, seq_len) * tokens
-    memory_gib, is_warned = 0.0, run.config.recovery.when_not_finite != "stop"
+    asked, is_warned = _Asked(), run.config.recovery.when_not_finite != "stop"
 
     def hook(record: StepRecord) -> None:
-        nonlocal memory_gib, is_warned
+        nonlocal asked, is_warned
         if _is_logged(run, record.step):
-            memory_gib = _asked_all(run, record.step, pace)
+            asked = _asked_all(run, record.step, pace)
         for numbers in record.read if run.is_main else ():
-            loads = _loads(run, numbers)
             metrics = StepMetrics(
                 step=numbers.step,
                 loss=numbers.loss,
@@ -257,7 +257,7 @@ def log_metrics(
                 step_time_s=numbers.seconds,
                 predicted_step_time_s=predicted_s,
                 tokens_per_s=tokens / numbers.seconds,
-                memory_gib=memory_gib,
+                memory_gib=asked.memory_gib,
                 mfu=flops / numbers.seconds / peak.flops if peak.flops else None,
                 peak_tflops=peak.flops and peak.flops / 1e12,
                 measured_tflops=peak.measured_flops and peak.measured_flops / 1e12,
@@ -265,8 +265,7 @@ def log_metrics(
                 data=numbers.data,
                 imbalance_in_order=numbers.evened[0],
                 imbalance=numbers.evened[1],
-                tokens_per_expert=loads if _is_logged(run, numbers.step) and loads else None,
-                expert_imbalance=max(map(_most_of_mean, loads.values()), default=None),
+                **_of_experts(run, numbers, asked),
                 elapsed_s=numbers.ended - started,
             )
             for writer in writers:
@@ -287,6 +286,17 @@ def _is_logged(run: Run, step: int) -> bool:
     return is_edge or step % run.config.train.log_every == 0
 
 
+def _of_experts(run: Run, numbers: StepNumbers, asked: _Asked) -> dict[str, Any]:
+    """What the numbers of a step say of them."""
+    loads, is_logged = _loads(run, numbers), _is_logged(run, numbers.step)
+    return {
+        "tokens_per_expert": loads if is_logged and loads else None,
+        "expert_visits": asked.visits if is_logged else None,
+        "expert_wait_s": asked.wait_s if is_logged else None,
+        "expert_imbalance": max(map(_most_of_mean, loads.values()), default=None),
+    }
+
+
 def _loads(run: Run, numbers: StepNumbers) -> Mapping[str, list[int]]:
     """By layer of experts, how many choices went to each."""
     counts = run.built.executor.buffers.counts(numbers.added)
@@ -297,13 +307,34 @@ def _most_of_mean(load: Sequence[int]) -> float:
     return max(load) * len(load) / max(sum(load), 1)
 
 
-def _asked_all(run: Run, step: int, pace: Pace | None) -> float:
-    """Most that any rank has in memory. On the way all tell what they have taken. Collective."""
-    mine = (run.platform.peak_memory_gib(), pace.taken() if pace else ())
+class _Asked(NamedTuple):
+    """What only a question to all ranks tells."""
+
+    memory_gib: float = 0.0
+    """Most that any rank has held."""
+    visits: Mapping[str, list[int]] | None = None
+    """As ``StepMetrics.expert_visits``."""
+    wait_s: float | None = None
+
+
+def _asked_all(run: Run, step: int, pace: Pace | None) -> _Asked:
+    """On the way all tell what they have taken. Collective."""
+    residents = run.built.residents
+    told = None if residents is None else astuple(residents.told())
+    mine = (run.platform.peak_memory_gib(), pace.taken() if pace else (), told)
     everyone = run.comm.gather_json(mine, name="peak memory")
     if pace is not None:
-        pace.look(step, [taken for _, taken in everyone])
-    return max(float(memory) for memory, _ in everyone)
+        pace.look(step, [taken for _, taken, _ in everyone])
+    memory_gib = max(float(memory) for memory, _, _ in everyone)
+    found: dict[str, list[int]] = {}
+    waits = []
+    for rank, (_, _, visits) in enumerate(everyone):
+        if visits:
+            tier = run.plan.rank_plan(rank).stage_plan.expert_tier
+            *counts, waited = visits
+            found[tier] = [a + b for a, b in zip(found.get(tier, [0, 0, 0]), counts, strict=True)]
+            waits.append(float(waited))
+    return _Asked(memory_gib, found or None, max(waits, default=None))
 
 
 def evaluate_now_and_then(run: Run, evaluated: Callable[[int], Evaluation]) -> Hook:

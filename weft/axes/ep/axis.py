@@ -8,11 +8,9 @@ from types import MappingProxyType
 
 from weft.axes.axis import Axis, check_samples, most_samples
 from weft.config.errors import ConfigError
-from weft.plan.layout import SAMPLES, Dim, Form
+from weft.plan.layout import EXPERTS, SAMPLES, Dim, Form
 from weft.plan.plan import StagePlan
 from weft.plan.tiling import split_by_weight
-
-EXPERTS = "experts"
 
 
 class ExpertParallel(Axis):
@@ -39,6 +37,9 @@ class ExpertParallel(Axis):
     def part(
         self, dim: Dim, ways: int, position: int, shares: Sequence[int] = ()
     ) -> tuple[range, ...]:
+        if dim.places:
+            own = [expert for expert, place in enumerate(dim.places) if place == position]
+            return tuple(range(expert, expert + 1) for expert in own)
         if dim.name != EXPERTS or not shares:
             return super().part(dim, ways, position)
         ends = [0, *accumulate(split_by_weight(dim.size, shares))]

@@ -1,0 +1,169 @@
+"""Which rank has which expert: by their loads, where a plan says so, and what it must say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from math import floor
+from statistics import fmean
+
+from weft.axes.registry import AXES
+from weft.config.errors import ConfigError
+from weft.models.registry import param_specs
+from weft.plan.layout import EXPERTS, Dim
+from weft.plan.model import ModelSpec
+from weft.plan.plan import Plan, StagePlan
+
+AXIS = next(name for name, axis in AXES.items() if axis.near_key == "expert_ways")
+"""The one that divides experts."""
+LEAST_GAIN = 0.05
+"""Part of the time of the slowest place that a move of experts has to save, in the mean of layers:
+experts that change places for less would do so for ever."""
+
+Places = tuple[int, ...]
+Loads = Mapping[int, Sequence[int]]
+"""By layer, tokens that went to each expert."""
+
+
+def refuse_wrong_places(plan: Plan, spec: ModelSpec) -> None:
+    """
+    Raises:
+        ConfigError: a stage does not say of each expert of its layers at which place it is.
+    """
+    counts = _counts(spec)
+    for p, s, stage in plan.stages():
+        if not stage.expert_places:
+            continue
+        key, ways = f"pipelines[{p}].stages[{s}].expert_places", stage.mesh.size(AXIS)
+        said, wanted = stage.expert_places, [counts.get(layer, 0) for layer in stage.blocks]
+        if ways == 1:
+            hint = "All ranks of this stage have all of its experts."
+            raise ConfigError(key, said, f"nothing where {AXIS} is 1", hint)
+        if [*map(len, said)] != wanted:
+            expected = f"one place for each expert of its layers, {wanted} of them"
+            raise ConfigError(key, said, expected)
+        for places in filter(None, said):
+            if {*places} != {*range(ways)} or not all(type(place) is int for place in places):
+                hint = "A rank without an expert would have nothing to do for the others."
+                expected = f"each of the places 0 to {ways - 1} at least once in each layer"
+                raise ConfigError(key, said, expected, hint)
+
+
+def refuse_idle_moves(plan: Plan) -> None:
+    """
+    Raises:
+        ConfigError: experts are to change places, and no stage has several.
+    """
+    if not any(stage.mesh.size(AXIS) > 1 for _, _, stage in plan.stages()):
+        hint = f"No stage divides experts: {AXIS} of a stage does."
+        raise ConfigError("move_experts", "a section", "null", hint)
+
+
+def with_places(plan: Plan, spec: ModelSpec, loads: Loads, paces: Sequence[float] = ()) -> Plan:
+    """The plan in which no place along the axis of experts has more to do than it must; itself
+    where that would save too little.
+
+    Experts of a layer change places in pairs, the pair that helps most first, as long as one helps:
+    so each place has as many as before, and few move.
+
+    Args:
+        loads: Tokens by layer and expert, of some steps.
+        paces: By rank, how many times as long it computes as others; empty: all alike.
+    """
+    return plan.each(lambda stage: _moved(stage, spec, loads, paces))
+
+
+def slowest_part(plan: Plan, spec: ModelSpec, loads: Loads, paces: Sequence[float] = ()) -> float:
+    """Of the slowest place, over the mean of all, in the stage where that is most: 1 is even."""
+    found = [1.0]
+    for _, _, stage in plan.stages():
+        by_place = _paces(stage, paces)
+        layers = [
+            (loads[layer], places)
+            for layer, places in zip(stage.blocks, places_of(stage, spec), strict=True)
+            if layer in loads and places
+        ]
+        slowest = sum(time_of(*layer, by_place) for layer in layers)
+        mean = sum(fmean(_by_place(*layer, by_place)) for layer in layers)
+        found.append(slowest / mean if mean else 1.0)
+    return max(found)
+
+
+def time_of(load: Sequence[int], places: Places, paces: Sequence[float]) -> float:
+    """Of the slowest place in one layer, in tokens of a rank of pace 1."""
+    return max(_by_place(load, places, paces))
+
+
+def places_of(stage: StagePlan, spec: ModelSpec) -> tuple[Places, ...]:
+    """Of each layer's experts where they are now."""
+    if stage.expert_places:
+        return stage.expert_places
+    ways, counts = stage.mesh.size(AXIS), _counts(spec)
+
+    def usual(count: int) -> Places:
+        dim = Dim(name=EXPERTS, size=count)
+        parts = [
+            AXES[AXIS].part(dim, ways, place, stage.mesh.shares(AXIS)) for place in range(ways)
+        ]
+        found = {e: place for place, part in enumerate(parts) for each in part for e in each}
+        return tuple(found[expert] for expert in range(count))
+
+    return tuple(usual(counts[layer]) if layer in counts else () for layer in stage.blocks)
+
+
+def _moved(stage: StagePlan, spec: ModelSpec, loads: Loads, paces: Sequence[float]) -> StagePlan:
+    if stage.mesh.size(AXIS) == 1:
+        return stage
+    by_place = _paces(stage, paces)
+    before = places_of(stage, spec)
+    of_layers = [loads.get(layer, ()) for layer in stage.blocks]
+    both = list(zip(of_layers, before, strict=True))
+    after = tuple(_swapped(load, now, by_place) if load else now for load, now in both)
+    then = zip(of_layers, after, strict=True)
+    was = sum(time_of(load, places, by_place) for load, places in both if load)
+    will = sum(time_of(load, places, by_place) for load, places in then if load)
+    return replace(stage, expert_places=after) if will < (1 - LEAST_GAIN) * was else stage
+
+
+def _paces(stage: StagePlan, paces: Sequence[float]) -> list[float]:
+    """By place along the axis, that of the slowest of its ranks."""
+    found = [0.0] * stage.mesh.size(AXIS)
+    for rank in stage.mesh.ranks:
+        place = stage.mesh.coordinate(rank)[AXIS]
+        found[place] = max(found[place], paces[rank] if paces else 1.0)
+    return found
+
+
+def _by_place(load: Sequence[int], places: Places, paces: Sequence[float]) -> list[float]:
+    found = [0.0] * len(paces)
+    for tokens, place in zip(load, places, strict=True):
+        found[place] += tokens * paces[place]
+    return found
+
+
+def _swapped(load: Sequence[int], places: Places, paces: Sequence[float]) -> Places:
+    """As long as the slowest place gets faster by an exchange with another, and none as slow."""
+    now = list(places)
+    while True:
+        times = _by_place(load, tuple(now), paces)
+        slowest = max(range(len(paces)), key=times.__getitem__)
+        best, pair = times[slowest], None
+        mine = [expert for expert, place in enumerate(now) if place == slowest]
+        others = [expert for expert, place in enumerate(now) if place != slowest]
+        for a, b in product(mine, others):
+            more = load[b] - load[a]
+            here = times[slowest] + more * paces[slowest]
+            there = times[now[b]] - more * paces[now[b]]
+            if max(here, there) < best:
+                best, pair = max(here, there), (a, b)
+        if pair is None:
+            return tuple(now)
+        a, b = pair
+        now[a], now[b] = now[b], now[a]
+
+
+def _counts(spec: ModelSpec) -> dict[int, int]:
+    """By layer, how many experts it has."""
+    params = [param for param in param_specs(spec) if param.of_experts]
+    return {floor(p.unit): p.shape[0] for p in params if not isinstance(p.unit, str)}
