@@ -205,7 +205,7 @@ def test_another_shape_would_be_found(shown: Any, real: Any) -> None:
 
 def test_files_of_a_run_are_those_of_the_manual(example: Path) -> None:
     text = (ROOT / "docs/interface.md").read_text().partition("## The run folder")[2]
-    table = text.partition("## metrics.jsonl")[0]
+    table = text.partition("\n## ")[0]
     listed = {
         row.strip("/").partition("/")[0] for row in re.findall(r"^\| `([\w./]+)`", table, re.M)
     }
@@ -264,6 +264,7 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
         "param_tier",
         "expert_tier",
         "expert_layers",
+        "expert_places",
         "head_rows",
     }
     eight = {

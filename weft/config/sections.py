@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from weft.config.delayed_scales import DelayedScales
 from weft.config.errors import ConfigError
 from weft.config.names import names_of
 from weft.config.open_fields import OneOf, SectionOf, section_of
@@ -134,15 +135,6 @@ class BatchConfig(Section):
     `plan.shares`, or through one pipeline, whose stages each divide them among their ranks."""
     accumulation: Count | None = None
     """Micro-batches in one step of a share of 1; a share of 2 runs twice as many."""
-
-
-class DelayedScales(Section):
-    """Scales of precision fp8-delayed."""
-
-    history: Annotated[Count, Field(le=1024)] = 16
-    """Steps before whose largest numbers count."""
-    margin: Annotated[Whole, Field(le=8)] = 0
-    """Powers of two that scales leave for numbers to grow; what is larger is cut off."""
 
 
 class ComputeConfig(Section):
@@ -577,8 +569,9 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     balance: BalanceConfig | None = None
-    move_experts: MoveExpertsConfig | None = None
     """Shares of pipelines by their measured speed, now and then; null: as the plan says."""
+    move_experts: MoveExpertsConfig | None = None
+    """Experts where ranks have less to do, now and then; null: where the plan says."""
     metrics: MetricsConfig = MetricsConfig()
     sample: SampleConfig = SampleConfig()
     tune: TuneConfig | None = None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from pydantic import BaseModel
 
 from weft.config.errors import ConfigError, show
 from weft.models.config_json import Converter, Fields
@@ -61,11 +63,24 @@ def section_of(spec: ModelSpec) -> dict[str, Any]:
     Raises ConfigError: the family's section has no key for something that makes a difference.
     """
     sizes = asdict(spec)
-    keys = set(FAMILIES[spec.family].config.model_fields)
-    section = {**{name: value for name, value in sizes.items() if name in keys}, "size": None}
+    section = {**_known(sizes, FAMILIES[spec.family].config), "size": None}
     again = asdict(model_spec(model_config(section), spec.vocab_size, spec.seq_len))
     for name, value in sizes.items():
         if again[name] != value:
             expected = f"{show(again[name])}, as no configuration says anything else"
             raise ConfigError(f"model.{name}", value, expected)
     return section
+
+
+def _known(values: dict[str, Any], section: type[BaseModel]) -> dict[str, Any]:
+    """Those for which a section has keys, and so in the sections inside it."""
+    found = {}
+    for name in values.keys() & section.model_fields.keys():
+        value, said = values[name], section.model_fields[name].annotation
+        inside = [kind for kind in get_args(said) or (said,) if _is_section(kind)]
+        found[name] = _known(value, *inside) if isinstance(value, dict) and inside else value
+    return found
+
+
+def _is_section(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

@@ -53,8 +53,8 @@ from weft.planner.validate import (
 )
 from weft.planner.whole_blocks import refuse_cut_blocks
 from weft.platform.registry import PLATFORMS
-from weft.precision.registry import scales_delayed
 from weft.resolve.kept import ACTIVATIONS, with_activations_in
+from weft.resolve.scales import with_scales
 from weft.resolve.tf32 import tf32_note
 from weft.resolve.tiers import (
     experts_kept,
@@ -160,7 +160,7 @@ def resolve(
             notes += why or [f"the plan is {config.plan.file}, as it is"]
             if world_size is None:
                 _check_devices(config, plan, cluster)
-        plan = with_sites(_with_scales(plan, config), config.sites)
+        plan = with_sites(with_scales(plan, config), config.sites)
         _check_fit(plan, spec, config)
         notes += idle_zero_notes(plan, tied=any(param.also for param in param_specs(spec)))
         _check_world_size(config, plan, world_size)
@@ -326,20 +326,6 @@ def _apart(plan: Plan, asked: PlanConfig, ranks_here: int | None) -> Plan:
         return plan
     between = asked.gather_between
     return with_gather(plan, between, nodes_of(plan, ranks_here, between, "gather"))
-
-
-def _with_scales(plan: Plan, config: Config) -> Plan:
-    """The plan with what its delayed scales are made of."""
-    asked = config.compute.delayed
-    if asked is None:
-        return plan
-    if not any(scales_delayed(stage.precision) for _, _, stage in plan.stages()):
-        hint = "precision: fp8-delayed has scales of earlier steps."
-        raise ConfigError("compute.delayed", asked.model_dump(), "null with this precision", hint)
-    if config.plan.file is not None:
-        hint = "The file says it: history and margin."
-        raise ConfigError("compute.delayed", asked.model_dump(), "null with plan.file", hint)
-    return replace(plan, history=asked.history, margin=asked.margin)
 
 
 def _with_activations(
