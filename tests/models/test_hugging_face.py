@@ -348,7 +348,7 @@ FIELD_REFUSALS = {
         {"architectures": ["MambaForCausalLM"]},
         "config.json architectures = ['MambaForCausalLM']: expected one of LlamaForCausalLM, "
         "Qwen2ForCausalLM, Qwen3ForCausalLM, MixtralForCausalLM, Qwen2MoeForCausalLM, "
-        "Qwen3MoeForCausalLM, OlmoeForCausalLM, GPT2LMHeadModel.",
+        "Qwen3MoeForCausalLM, OlmoeForCausalLM, DeepseekV3ForCausalLM, GPT2LMHeadModel.",
     ),
     "activation": (
         {"hidden_act": "relu"},

@@ -120,7 +120,8 @@ def _along(
     left = dim
     for name, axis in axes.items():
         if mesh.size(name) > 1 and axis.divides(dim, form):
-            part = axis.part(left, mesh.size(name), position[name], mesh.shares(name))
+            given = [shares] if (shares := mesh.shares(name)) else []  # axes may know of none
+            part = axis.part(left, mesh.size(name), position[name], *given)
             mine = _inside(mine, part)
             left = _rest_of(left, sum(map(len, mine)))
     return mine, left

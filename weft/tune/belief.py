@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import erf, exp, log, sqrt
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from weft.tune.candidate import Candidate
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 
 HAS = 0.05
 """How far off, as a part of a step, predictions may be of what a plan has that others lack."""
@@ -25,8 +28,6 @@ OF_NORMAL = 1.2816
 """So many deviations hold 80 % of a normal distribution."""
 OF_INTERVAL = 1.96
 """And so many 95 %."""
-
-FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class Belief:
     """
 
     def __init__(self, candidates: Sequence[Candidate], times: float, seen: Sequence[Seen]) -> None:
+        import numpy as np  # what commands that answer at once do without
+
         things = sorted({thing for each in candidates for thing in each.leans})
         usual = log(times) / OF_NORMAL
         self._things = things
@@ -100,6 +103,8 @@ class Belief:
 
     def guess(self, candidate: Candidate) -> Guess:
         """Of a plan that was not tried."""
+        import numpy as np
+
         row = np.array(self._row(candidate))
         deviation = sqrt(max(0.0, float(row @ self._spread @ row)) + OWN**2)
         return Guess(candidate.predicted_s * exp(float(row @ self._mean)), deviation)
