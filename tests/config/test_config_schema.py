@@ -73,7 +73,7 @@ def test_a_section_may_be_the_name_of_an_optional_one() -> None:
     assert root().fields["plan"].shorthands == ("auto",)
     options = config_schema()["properties"]["plan"]["anyOf"]
     assert ["auto"] in [option.get("enum") for option in options]
-    assert config_schema()["properties"]["compute"].keys() >= {"$ref"}
+    assert config_schema()["properties"]["batch"].keys() >= {"$ref"}
 
 
 def test_other_trainers_words_lead_to_real_keys() -> None:

@@ -153,7 +153,13 @@ class Channels(Axis):
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.name == "d_model" and form == "stream"
 
-    def part(self, dim: Dim, ways: int, position: int) -> tuple[range, ...]:
+    def part(
+        self,
+        dim: Dim,
+        ways: int,
+        position: int,
+        shares: tuple[int, ...] = (),
+    ) -> tuple[range, ...]:
         width = dim.size // ways
         return (range(position * width, (position + 1) * width),)
 
@@ -383,7 +389,13 @@ def test_the_model_itself_comes_after_all_inside_it() -> None:
 class Zigzag(Sequence):
     """Each rank has a range from the start and one from the end."""
 
-    def part(self, dim: Dim, ways: int, position: int) -> tuple[range, ...]:
+    def part(
+        self,
+        dim: Dim,
+        ways: int,
+        position: int,
+        shares: tuple[int, ...] = (),
+    ) -> tuple[range, ...]:
         each = dim.size // (2 * ways)
         ends = (position, 2 * ways - 1 - position)
         return tuple(range(n * each, (n + 1) * each) for n in ends)
