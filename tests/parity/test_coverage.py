@@ -25,7 +25,7 @@ ELSEWHERE = {
     "expert_cast_between": "the same, with groups of ranks far apart",
     "reduction": "tests/parallel/test_between_domains.py: what is cast is rounded",
     "gather": "rows with products in eight bits; tests/parallel/test_gathered_weights.py, by bits",
-    "state_tier": "tests/memory/test_state_elsewhere.py, bit for bit",
+    "state_tier": "tests/tiers/test_state_elsewhere.py, bit for bit",
     "param_tier": "test_chipb_params.py, and memory/test_disk_on_processors.py: bit for bit",
     "compile": "tests/train/test_build.py: compiling takes minutes, and rounds differently",
 }

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from memory.test_state_of_runs import bits
 from parity.cases import Case
+from tiers.test_state_of_runs import bits
 from train.small_jobs import SMALL, STEPS, job, losses
 from train.test_life import live
 

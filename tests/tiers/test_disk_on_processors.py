@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from memory.test_state_elsewhere import trained
 from parity.cases import Case
+from tiers.test_state_elsewhere import trained
 
 from weft.comm.address import RankAddress
 from weft.cost.activations import stage_away

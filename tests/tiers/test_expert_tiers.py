@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from memory.test_state_of_runs import bits, dies
 from parity.cases import Case
+from tiers.test_state_of_runs import bits, dies
 from train.small_jobs import SMALL, STEPS, job, losses
 from train.test_life import live
 
