@@ -25,7 +25,7 @@ WORDS = {
     "workstation": ["demo", "batch.samples=8"],
 }
 """By cluster; others are labs."""
-UNLIKE = {"nodes-64", "old-and-new", "own-chip", "workstation", "mix-1.0-0.5-0.25"}
+UNLIKE = {"nodes-64", "old-and-new", "workstation", "mix-1.0-0.5-0.25"}
 """Their plans use several kinds of chip."""
 
 

@@ -73,6 +73,7 @@ def test_meshes_of_two_stages_are_laid_as_is_fastest_and_fits(slow: Path) -> Non
     two = ["plan.stages=[{split: [1, 2]}, {split: [2, 1]}]", "model.num_layers=6"]
     two += ["data.vocab_size=20000"]
     usual = {name: resolved(*two, f"plan.schedule={name}") for name in ("interleaved", "zb-v")}
+    least = 1.05  # not more: what is sent on and back shares a port
     expected = {2: "zb-v", 0.45: "interleaved", 0.42: "interleaved"}
     for gib, name in expected.items():
         slow.write_text(SLOW.replace("memory_gib: 2", f"memory_gib: {gib}", 1))
@@ -84,7 +85,7 @@ def test_meshes_of_two_stages_are_laid_as_is_fastest_and_fits(slow: Path) -> Non
         assert line.lists and replace(line, lists=()) == alike, "stages are where the name has them"
         fits = [each for each in usual.values() if not shortages(each.plan, there)]
         seconds = [there.time(each.plan).step_s for each in fits]
-        assert there.time(made.plan).step_s < min(seconds, default=inf) / 1.1
+        assert there.time(made.plan).step_s < min(seconds, default=inf) / least
         assert bool(fits) == (gib > 0.42) == ("for which there is room" not in f"{made.notes}")
 
 

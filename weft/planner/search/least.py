@@ -94,6 +94,9 @@ class Relaxed:
         unlike = len({pool.chip.name for pool in pools}) > 1 and options.unlike_meshes
         self.united = unlike and problem.cluster.world_size <= FEW_UNITED
         """Unlike chips may be one mesh, where state is wherever there is room."""
+        self.any_room = self.united or options.param_tiers[0] != "device"
+        """No kind's memory binds: unlike chips are one mesh, or parameters wait on hosts, of which
+        pipelines side by side have none."""
         self._ends_s: Callable[[int], float] = cache(self._ends_of)
         self._reached: Callable[[int], list[Reached]] = cache(self._reached_by)
 
@@ -199,7 +202,7 @@ class Relaxed:
         kept = list(self._of_a_layer(section, deep.each))
         return Reached(
             seconds=min(times * layer_s + once_s / deep.meshes for layer_s, once_s, _ in kept),
-            most=inf if self.united else max(most, 0.0),
+            most=inf if self.any_room else max(most, 0.0),
             from_s=self._crossing_s(section),
             ends_s=self._ends_s(deep.pool) + min(once_s for *_, once_s in kept) / deep.meshes,
         )
