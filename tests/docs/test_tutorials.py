@@ -31,7 +31,14 @@ SMALL = (
     "train.eval_samples=2",
 )
 """What a configuration of the reader's own trains in a test."""
-LONG = (("bench",), ("chips", "profile"), ("chips", "calibrate"), ("train", "demo"), ("verify",))
+LONG = (
+    ("bench",),
+    ("tune",),
+    ("chips", "profile"),
+    ("chips", "calibrate"),
+    ("train", "demo"),
+    ("verify",),
+)
 """Commands that other tests run."""
 
 
