@@ -1,8 +1,6 @@
 """How long the planner searches, and in how much memory: 10,000 chips of three kinds, and 64.
 
 ``python -m benchmarks.planner [--json]``. Each search runs in a process of its own.
-With ``--clusters N`` it plans for N random clusters instead, and for poorer ones beside each
-(``benchmarks.poorer``): is a richer one ever planned worse?
 """
 
 from __future__ import annotations
@@ -79,35 +77,12 @@ def rows() -> list[dict[str, object]]:
     return result
 
 
-def compare(seeds: Sequence[int]) -> None:
-    """Print every comparison in which the richer cluster's plan is slower, then how many."""
-    from benchmarks.poorer import AS_COMMANDS, compared, drawn
-
-    number, worse = 0, list[float]()
-    for seed in seeds:
-        for each in compared(drawn(seed, AS_COMMANDS), seed):
-            number += 1
-            if each.worse:
-                worse.append(each.worse)
-                both = f"{each.whole_s:.4g} s beside {each.poorer_s:.4g} s"
-                print(f"seed {seed}, {each.what}: {each.worse:.1%} slower, {both}", flush=True)
-    most = max(worse, default=0.0)
-    print(f"{len(seeds)} clusters, {number} comparisons: {len(worse)} worse, most {most:.1%}")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table, or JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planner", description=__doc__)
     parser.add_argument("--json", action="store_true", help="rows as JSON")
     parser.add_argument("--one", choices=CASES, help="one search, in this process")
-    parser.add_argument(
-        "--clusters", type=int, metavar="N", help="random clusters, and poorer ones"
-    )
-    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="of the first cluster")
     asked = parser.parse_args(arguments)
-    if asked.clusters:
-        compare(range(asked.first, asked.first + asked.clusters))
-        return
     if asked.one:
         print(json.dumps(measure(asked.one)))
         return

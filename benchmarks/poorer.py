@@ -2,14 +2,25 @@
 
 A part of a cluster, a cluster with less memory or slower links, and a search with less effort all
 bound the answer for the whole from above: chips may be left out.
+
+``python -m benchmarks.poorer [--clusters 300] [--first SEED] [--nodes 2] [--journal FILE]
+[--json]``. With a journal every cluster is one line of it, and those that are there already are
+not planned again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from pathlib import Path
 from random import Random
+from statistics import median
+from time import perf_counter
+from typing import Any
 
 from weft.cluster.cluster import catalogue
 from weft.cluster.view import ChipPool, ClusterView
@@ -38,6 +49,7 @@ AS_COMMANDS = Options(
     divides_heads=True,
 )
 """What commands leave open."""
+Row = dict[str, Any]
 SAME = 1e-6
 """Relative."""
 
@@ -48,14 +60,15 @@ class Compared:
 
     what: str
     """The poorer one has."""
-    whole: Problem
-    whole_s: float
+    whole: Found | None
+    """None where nothing fits."""
     poorer_s: float
 
     @property
     def worse(self) -> float:
         """Part by which the richer one's step is longer; 0 where it is not."""
-        ratio = 0.0 if self.poorer_s == inf else self.whole_s / self.poorer_s - 1
+        whole_s = seconds(self.whole)
+        ratio = 0.0 if self.poorer_s == inf else whole_s / self.poorer_s - 1
         return ratio if ratio > SAME else 0.0
 
 
@@ -80,45 +93,150 @@ def drawn(seed: int, options: Options, *, most_nodes: int = 8, most_kinds: int =
 
 
 def poorer(problem: Problem, random: Random) -> Iterator[tuple[str, Problem]]:
-    """Without a kind of chip, or with fewer nodes of it; with less of something; each kind of
-    poverty once."""
+    """Without a kind of chip, or with fewer nodes or chips of it; with less of something, of all
+    chips or of a kind; each kind of poverty once."""
     pools = problem.cluster.pools
     number = random.randrange(len(pools))
     before, pool, after = pools[:number], pools[number], pools[number + 1 :]
+    name = pool.chip.name
+
+    def with_other(other: ChipPool) -> Problem:
+        return problem.on(ClusterView((*before, other, *after)))
+
     if len(pools) > 1:
-        yield f"no {pool.chip.name}", problem.on(ClusterView((*before, *after)))
+        yield f"no {name}", problem.on(ClusterView((*before, *after)))
         alone = random.choice(pools)
         yield f"{alone.chip.name} alone", problem.on(ClusterView((alone,)))
     if pool.num_nodes > 1:
-        fewer = replace(pool, num_nodes=random.randrange(1, pool.num_nodes))
-        words = f"{fewer.num_nodes} of {pool.num_nodes} nodes of {pool.chip.name}"
-        yield words, problem.on(ClusterView((*before, fewer, *after)))
+        fewer = random.randrange(1, pool.num_nodes)
+        words = f"{fewer} of {pool.num_nodes} nodes of {name}"
+        yield words, with_other(replace(pool, num_nodes=fewer))
+    if pool.chips_per_node > 1:
+        half = replace(pool, chips_per_node=pool.chips_per_node // 2)
+        yield f"half the chips of each node of {name}", with_other(half)
     yield "0.8 of the memory", problem.with_memory(0.8)
     yield "half the network", problem.with_links(1.0, 0.5)
+    less = replace(pool.chip, memory_gib=pool.chip.memory_gib * random.choice([0.5, 0.9]))
+    yield f"{name} of {less.memory_gib:.4g} GiB", with_other(replace(pool, chip=less))
+    slower = pool.network_bytes_s * 8e-9 * random.choice([0.1, 0.5, 0.9])
+    words = f"{name} at {slower:.3g} Gbit/s"
+    yield words, with_other(replace(pool, network_gbit_s=slower))
+    yield "half the links in nodes", problem.with_links(0.5, 1.0)
     options = replace(problem.options, effort=problem.options.effort // 10)
     yield "a tenth of the effort", replace(problem, options=options)
 
 
 def compared(whole: Problem, seed: int) -> Iterator[Compared]:
     """A cluster with poorer ones of all sorts."""
-    whole_s = _seconds(whole)
+    found = plan_for(whole)
     for what, other in poorer(whole, Random(seed)):
-        yield Compared(what=what, whole=whole, whole_s=whole_s, poorer_s=_seconds(other))
+        yield Compared(what=what, whole=found, poorer_s=seconds(plan_for(other)))
 
 
-def _seconds(problem: Problem) -> float:
-    found = _found(problem)
-    if found is None:
-        return inf
+def plan_for(problem: Problem) -> Found | None:
+    """What is found, which takes no less than it is told to; None where nothing fits."""
+    try:
+        found = search(problem)
+    except NoPlan:
+        return None
     step_s = found.best.time.step_s
     assert found.bound_s <= step_s * (1 + SAME), (
         f"{found.bound_s} s, and {found.best.name} {step_s}"
     )
-    return step_s
+    return found
 
 
-def _found(problem: Problem) -> Found | None:
-    try:
-        return search(problem)
-    except NoPlan:
-        return None
+def seconds(found: Found | None) -> float:
+    """Of a step; without end where nothing fits."""
+    return found.best.time.step_s if found else inf
+
+
+def looked_at(seed: int, most_nodes: int) -> Row:
+    """One cluster, and those beside it, as one line of a journal."""
+    begin = perf_counter()
+    whole = drawn(seed, AS_COMMANDS, most_nodes=most_nodes)
+    every, work = list(compared(whole, seed)), whole.workload
+    found = every[0].whole
+    pools = [
+        f"{pool.num_nodes} x {pool.chips_per_node} {pool.chip.name} at "
+        f"{pool.network_bytes_s * 8e-9:.3g} Gbit/s"
+        for pool in whole.cluster.pools
+    ]
+    return {
+        "seed": seed,
+        "nodes": most_nodes,
+        "pools": pools,
+        "chips": whole.cluster.world_size,
+        "layers": work.spec.num_layers,
+        "d_model": work.spec.d_model,
+        "seq_len": work.seq_len,
+        "samples": work.samples,
+        "plan": found.best.name if found else None,
+        "step_s": found.best.time.step_s if found else None,
+        "gap": found.gap if found else None,
+        "compared": [
+            {
+                "what": each.what,
+                "step_s": None if each.poorer_s == inf else each.poorer_s,
+                "worse": each.worse if each.worse < inf else None,
+            }
+            for each in every
+        ],
+        "seconds": perf_counter() - begin,
+    }
+
+
+def look(seeds: Sequence[int], most_nodes: int, journal: Path | None) -> Iterator[Row]:
+    """At these clusters, and say how far it is; what a journal holds is taken from it."""
+    text = journal.read_text("utf-8") if journal and journal.exists() else ""
+    known = {(row["seed"], row["nodes"]): row for row in map(json.loads, text.splitlines())}
+    worse = 0
+    for number, seed in enumerate(seeds, start=1):
+        row = known.get((seed, most_nodes))
+        if row is None:
+            row = looked_at(seed, most_nodes)
+            if journal:
+                with journal.open("a", encoding="utf-8") as lines:
+                    print(json.dumps(row), file=lines)
+        bad = [each for each in row["compared"] if each["worse"] != 0]
+        worse += bool(bad)
+        words = f"{number} of {len(seeds)} clusters, {worse} planned worse than a poorer one"
+        print(f"seed {seed}: {row['seconds']:.0f} s; {words}", file=sys.stderr, flush=True)
+        yield row
+
+
+def told(rows: Sequence[Row]) -> Iterator[str]:
+    """Every comparison in which the richer cluster's plan is slower, then how many."""
+    number, worse, clusters = 0, list[float](), 0
+    for row in rows:
+        bad = [each for each in row["compared"] if each["worse"] != 0]
+        number, clusters = number + len(row["compared"]), clusters + bool(bad)
+        for each in bad:
+            much = inf if each["worse"] is None else each["worse"]
+            worse.append(much)
+            whole = "no plan" if row["step_s"] is None else f"{row['step_s']:.4g} s"
+            yield f"seed {row['seed']}, {each['what']}: {much:.1%}: {whole}, {each['step_s']:.4g} s"
+    gaps = sorted(row["gap"] for row in rows if row["gap"] is not None)
+    if gaps:
+        words = f"{median(gaps):.1%} median, {gaps[int(0.9 * len(gaps))]:.1%} p90"
+        yield f"bounds are {words}, {gaps[-1]:.1%} most below what was found"
+    most = f"most {max(worse, default=0.0):.1%}"
+    words = f"{len(rows)} clusters, {number} comparisons"
+    yield f"{words}: {len(worse)} worse in {clusters} clusters, {most}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print what is worse, or all as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.poorer", description=__doc__)
+    parser.add_argument("--clusters", type=int, default=300, metavar="N", help="how many")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="of the first cluster")
+    parser.add_argument("--nodes", type=int, default=2, help="of a kind, at most: 8 take hours")
+    parser.add_argument("--journal", type=Path, metavar="FILE", help="lines of JSON; goes on there")
+    parser.add_argument("--json", action="store_true", help="rows as JSON")
+    asked = parser.parse_args(arguments)
+    rows = list(look(range(asked.first, asked.first + asked.clusters), asked.nodes, asked.journal))
+    print(json.dumps(rows, indent=2) if asked.json else "\n".join(told(rows)))
+
+
+if __name__ == "__main__":
+    main()

@@ -41,12 +41,8 @@ def test_one_kind_of_several_at_slow_links_is_planned_as_well_as_alone(size: str
     assert whole <= alone * SAME
 
 
-MISSED = pytest.mark.xfail(
-    strict=True, reason="the short search finds 5.51 s beside an A100, and 5.41 s with slower links"
-)
-
-
-@pytest.mark.parametrize("seed", [*range(7), pytest.param(7, marks=MISSED)])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 7])
 def test_random_clusters_are_planned_no_worse_than_poorer_ones(seed: int) -> None:
+    """Quick ones of those of ``benchmarks.poorer``."""
     whole = drawn(seed, QUICK, most_nodes=2, most_kinds=2)
     assert [each.what for each in compared(whole, seed) if each.worse] == []

@@ -63,6 +63,13 @@ class Chip:
         tflops = self.peak_tflops.get(dtype)
         return None if tflops is None else tflops * 1e12
 
+    @property
+    def product_flops(self) -> float:
+        """The peak of what training multiplies in, two bytes where it can, FLOP/s; 0 when not
+        known."""
+        two = self.peak_flops("bf16") or self.peak_flops("fp16")
+        return two or self.peak_flops("fp32") or 0.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unusable:

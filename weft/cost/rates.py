@@ -132,9 +132,9 @@ class Roofline:
             ConfigError: the catalogue lacks a rate that time cannot be told without.
         """
         part = efficiency_of(chip, efficiency)
-        peak = chip.peak_flops("bf16") or chip.peak_flops("fp16") or chip.peak_flops("fp32")
-        if peak is None or chip.memory_gb_s is None:
-            lacks = "peak_tflops.bf16" if peak is None else "memory_gb_s"
+        peak = chip.product_flops
+        if not peak or chip.memory_gb_s is None:
+            lacks = "memory_gb_s" if peak else "peak_tflops.bf16"
             hint = "Give it in a profile of the chip, or a cost function of your own."
             raise ConfigError(f"chip {chip.name}: {lacks}", None, "a positive number", hint)
         fp8, single = chip.peak_flops("fp8"), chip.peak_flops("fp32")

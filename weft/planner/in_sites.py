@@ -83,7 +83,7 @@ def _of_site(problem: Problem, part: ClusterView, samples: int) -> Problem:
 
 def _peak(part: ClusterView) -> float:
     """Of all chips of a site, to begin with."""
-    return sum(pool.num_chips * (pool.chip.peak_tflops.get("bf16") or 1.0) for pool in part.pools)
+    return max(1.0, sum(pool.num_chips * pool.chip.product_flops for pool in part.pools))
 
 
 def _shares(samples: int, speeds: Sequence[float]) -> list[int]:

@@ -56,7 +56,8 @@ _SECONDS = attrgetter("seconds")
 SLOWER_TO_SHOW = 2.0
 """Pipelines on one kind of chip are kept up to so many times the best step."""
 NEAR = 0.75
-"""Shares of a step that differ by no more are looked for among the same frames."""
+"""Shares that are no smaller than so much of another are looked for among its frames; larger ones
+may have larger microbatches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,17 @@ class Group:
             frames = _by_time(frames, took)
         return best
 
+    def again(self, line: Line, samples: int) -> Timed | None:
+        """A pipeline that was found, with other samples; None where it has less than a microbatch,
+        or not the room."""
+        if samples < line.micro:
+            return None
+        route = Route(self.costs, replace(line, samples=samples))
+        if any(layers > room for layers, room in zip(line.layers, route.room, strict=True)):
+            return None
+        self.ledger.count(route, 1)
+        return route.timed(line.layers)
+
     def _effort(self, kept: Kept | None, effort: int) -> int:
         """For the first schedule, or the others."""
         part = 2 * len(self.pools) * (APART if kept is not None and kept.apart else 1)
@@ -152,7 +164,7 @@ class Group:
         known = self._known
         if (
             known is None
-            or not NEAR * known.samples <= samples <= known.samples / NEAR
+            or not NEAR * known.samples <= samples <= known.samples
             or cutoff / samples > known.per_sample_s
         ):
             fewest = samples if self.costs.num_pipelines == 1 else round(NEAR * samples)

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain, combinations, islice, pairwise, product
-from math import comb, inf
+from itertools import chain, combinations, islice, product
+from math import inf
 from time import perf_counter
 
 from weft.cluster.cluster import HOST
 from weft.cluster.view import ChipPool, ClusterView
-from weft.plan.tiling import split_by_weight
 from weft.planner.fit import shortages
 from weft.planner.naming import name_of
 from weft.planner.problem import Options, Problem
@@ -30,6 +29,7 @@ from weft.planner.search.least import Relaxed
 from weft.planner.search.nearer import nearer
 from weft.planner.search.no_plan import leanest, no_plan
 from weft.planner.search.refined import BEST_FEW, refined
+from weft.planner.search.sharing import shared
 from weft.planner.search.united import united, with_united
 from weft.schedules.registry import SCHEDULES
 
@@ -440,85 +440,21 @@ class SearchRun:
         self.cutoff = min(self.cutoff, seconds)
 
     def _side_by_side(self, groups: Sequence[Group], kept: Kept) -> None:
-        """Shares by speed, until no group would give a sample to another; if few, all of them."""
-        total = self.samples
         cutoff = self.cutoff * (1 if kept.apart else WORTH_SHOWING)
-
-        @cache
-        def best(number: int, samples: int) -> Timed | None:
-            return groups[number].best(samples, cutoff, kept)
-
-        shares = self._by_speed(groups)
-        tried: set[tuple[int, ...]] = set()
-
-        def attempt(shares: Sequence[int]) -> list[Timed]:
-            tried.add(tuple(shares))
-            chosen = [best(number, share) for number, share in enumerate(shares)]
-            timed = [each for each in chosen if each is not None]
-            if len(timed) < len(groups):
-                return []
+        worth = cutoff if self.cluster.world_size > FEW_TO_BALANCE else inf
+        weights = [self._speed(group.pools) for group in groups]
+        both = cutoff, worth
+        for timed in shared(groups, self.samples, kept, weights=weights, cutoffs=both):
             self._add(timed)
-            return timed
-
-        while tuple(shares) not in tried and len(tried) < MOST_ROUNDS:
-            timed = attempt(shares)
-            if not self._may_balance(timed, cutoff):
-                break
-            shares = self._balanced(timed)
-        if comb(total - 1, len(groups) - 1) <= FEW_SHARES:
-            for each in every_share(total, len(groups)):
-                if each not in tried:
-                    attempt(each)
-
-    def _may_balance(self, chosen: Sequence[Timed], cutoff: float) -> bool:
-        """Other shares of the same pipelines are worth a look."""
-        slowest = max((timed.seconds for timed in chosen), default=inf)
-        return slowest < (cutoff if self.cluster.world_size > FEW_TO_BALANCE else inf)
-
-    def _by_speed(self, groups: Sequence[Group]) -> list[int]:
-        """Shares to begin with."""
-        total = self.samples
-        shares = split_by_weight(total, [self._speed(group.pools) for group in groups])
-        shares = [max(1, share) for share in shares]
-        shares[shares.index(max(shares))] -= sum(shares) - total
-        return shares
-
-    def _balanced(self, chosen: Sequence[Timed]) -> list[int]:
-        """Shares with which pipelines that are otherwise decided would take the least time.
-
-        A sample more takes as long as a full pipeline does for it; the next round sees if it does.
-        """
-        total = self.samples
-        each = []
-        for timed in chosen:
-            line = timed.line
-            each.append(timed.seconds / (line.samples + line.micro * (line.num_meshes - 1)))
-        rest = [t.seconds - t.line.samples * s for t, s in zip(chosen, each, strict=True)]
-        shares = [1] * len(chosen)
-        for _ in range(total - len(chosen)):
-            after = [r + (n + 1) * s for r, n, s in zip(rest, shares, each, strict=True)]
-            shares[after.index(min(after))] += 1
-        return shares
 
     def _speed(self, pools: Sequence[int]) -> int:
         """Of all chips of a group together, to begin with."""
         own = [self.cluster.pools[number] for number in pools]
-        tflops = sum(pool.num_chips * (pool.chip.peak_tflops.get("bf16") or 1.0) for pool in own)
-        return max(1, round(tflops))
+        return max(1, round(sum(pool.num_chips * pool.chip.product_flops / 1e12 for pool in own)))
 
 
-def every_share(total: int, groups: int) -> Iterator[tuple[int, ...]]:
-    """Every way to divide samples, with one at least for each."""
-    for cuts in combinations(range(1, total), groups - 1):
-        ends = (0, *cuts, total)
-        yield tuple(high - low for low, high in pairwise(ends))
-
-
-MOST_ROUNDS = 3
 FEW_TO_BALANCE = 64
 """Chips, up to which shares are balanced also where the first are slower than what is known."""
-FEW_SHARES = 40
-"""Ways to divide the samples among pipelines up to which all are tried."""
 WORTH_A_LOOK = 1.25
 """Arrangements are looked at again whose best takes up to this many times the best of all."""
 WORTH_SHOWING = 1.25

@@ -1,0 +1,130 @@
+"""How pipelines side by side share the samples of a step: so that all end together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import combinations, pairwise
+from math import comb, inf
+
+from weft.plan.tiling import split_by_weight
+from weft.planner.search.choice import Timed
+from weft.planner.search.group import Group, Kept
+
+MOST_ROUNDS = 3
+MOST_MOVES = 64
+"""Of samples from one pipeline to another, after each round."""
+FEW_SHARES = 40
+"""Ways to divide the samples among pipelines up to which all are tried."""
+
+
+def shared(
+    groups: Sequence[Group],
+    samples: int,
+    kept: Kept,
+    *,
+    weights: Sequence[int],
+    cutoffs: tuple[float, float],
+) -> Iterator[list[Timed]]:
+    """Pipelines for all samples of a step: by speed, then until none would give a sample to
+    another; if there are few ways to share, all of them.
+
+    Args:
+        weights: About how fast each group is.
+        cutoffs: Seconds up to which a pipeline is looked for, and a share better than a first one.
+    """
+    enough, worth = cutoffs
+
+    @cache
+    def best(number: int, share: int) -> Timed | None:
+        return groups[number].best(share, enough, kept)
+
+    tried: dict[tuple[int, ...], list[Timed]] = {}
+
+    def attempt(shares: Sequence[int]) -> list[Timed]:
+        found = _all([best(number, share) for number, share in enumerate(shares)])
+        return tried.setdefault(tuple(shares), found)
+
+    shares = by_speed(samples, weights)
+    while tuple(shares) not in tried and len(tried) < MOST_ROUNDS:
+        timed = attempt(shares)
+        even = evened(groups, timed, balanced(timed)) if _longest(timed) < worth else []
+        yield from filter(None, (timed, even))
+        if not even:
+            break
+        shares = [each.line.samples for each in even]
+    few = comb(samples - 1, len(groups) - 1) <= FEW_SHARES
+    left = every_share(samples, len(groups)) if few else ()
+    yield from filter(None, (attempt(each) for each in left if each not in tried))
+
+
+def by_speed(total: int, weights: Sequence[int]) -> list[int]:
+    """Shares to begin with, one at least."""
+    shares = [max(1, share) for share in split_by_weight(total, weights)]
+    shares[shares.index(max(shares))] -= sum(shares) - total
+    return shares
+
+
+def balanced(chosen: Sequence[Timed]) -> list[int]:
+    """Shares with which pipelines that are otherwise decided would take the least time, if a sample
+    more took as long as a full pipeline does for it."""
+    lines = [timed.line for timed in chosen]
+    each = [
+        timed.seconds / (line.samples + line.micro * (line.num_meshes - 1))
+        for timed, line in zip(chosen, lines, strict=True)
+    ]
+    rest = [t.seconds - t.line.samples * s for t, s in zip(chosen, each, strict=True)]
+    shares = [1] * len(chosen)
+    for _ in range(sum(line.samples for line in lines) - len(chosen)):
+        after = [r + (n + 1) * s for r, n, s in zip(rest, shares, each, strict=True)]
+        shares[after.index(min(after))] += 1
+    return shares
+
+
+def evened(groups: Sequence[Group], chosen: Sequence[Timed], shares: Sequence[int]) -> list[Timed]:
+    """The same pipelines with those shares, or with others where those would take longer: samples
+    go from the slowest to another as long as that ends sooner.
+
+    As many go as make a difference: ranks of a mesh divide the last microbatch evenly. None where
+    some pipeline has not the room, or less than a microbatch.
+    """
+    again = cache(lambda number, share: groups[number].again(chosen[number].line, share))
+    found = _all([again(number, share) for number, share in enumerate(shares)])
+    for _ in range(MOST_MOVES if found else 0):
+        slowest = max(range(len(found)), key=lambda number: found[number].seconds)
+        moves = [
+            [
+                again(number, each.line.samples + many * ((number == taker) - (number == slowest)))
+                for number, each in enumerate(found)
+            ]
+            for taker in range(len(found))
+            for many in {1, _ways(found[slowest]), _ways(found[taker])}
+            if taker != slowest
+        ]
+        best = min(filter(None, map(_all, moves)), key=_longest, default=[])
+        if not best or _longest(best) >= _longest(found):
+            break
+        found = best
+    return found
+
+
+def every_share(total: int, groups: int) -> Iterator[tuple[int, ...]]:
+    """Every way to divide samples, with one at least for each."""
+    for cuts in combinations(range(1, total), groups - 1):
+        ends = (0, *cuts, total)
+        yield tuple(high - low for low, high in pairwise(ends))
+
+
+def _all(each: Sequence[Timed | None]) -> list[Timed]:
+    """All of them, or none."""
+    found = [timed for timed in each if timed is not None]
+    return found if len(found) == len(each) else []
+
+
+def _ways(timed: Timed) -> int:
+    """Samples that a mesh computes at a time, at least."""
+    return min(section.ways for section in timed.line.sections)
+
+
+def _longest(chosen: Sequence[Timed]) -> float:
+    return max((timed.seconds for timed in chosen), default=inf)
