@@ -48,11 +48,14 @@ def shared(
     shares = by_speed(samples, weights)
     while tuple(shares) not in tried and len(tried) < MOST_ROUNDS:
         timed = attempt(shares)
-        even = evened(groups, timed, balanced(timed)) if _longest(timed) < worth else []
-        yield from filter(None, (timed, even))
-        if not even:
+        if timed:
+            yield timed
+        if _longest(timed) >= worth:
             break
-        shares = [each.line.samples for each in even]
+        shares = balanced(timed)
+        if even := evened(groups, timed, shares):
+            yield even
+        shares = [each.line.samples for each in even] or shares
     few = comb(samples - 1, len(groups) - 1) <= FEW_SHARES
     left = every_share(samples, len(groups)) if few else ()
     yield from filter(None, (attempt(each) for each in left if each not in tried))
