@@ -13,7 +13,7 @@ from weft.planner.search import search
 SAME = 1 + 1e-9
 
 
-@pytest.mark.parametrize("samples", [64, 101])
+@pytest.mark.parametrize("samples", [50, 73])
 def test_pipelines_share_samples_as_is_fastest(samples: int) -> None:
     """By the price of whole plans. V100 have no rate for bf16, and the last microbatch is ragged:
     steps grow in stairs with a pipeline's samples."""
