@@ -30,6 +30,7 @@ COUNTED = {
     "vocab sums",
     "heads",
     "keys",
+    "expert counts",
 }
 
 

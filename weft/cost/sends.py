@@ -39,6 +39,7 @@ class LayerSend(NamedTuple):
     times: int = 1
     copies: int = 1
     """Of each token."""
+    num_experts: int = 0
     most_nodes: int = 0
     """That a token crosses to; 0 is as many as it likes."""
     cast_bytes: float = 0.0
@@ -105,6 +106,7 @@ def layer_sends(
             rows = work.tokens / work.share("d_ff") ** DIVISIONS[axis].borrowed
             send = LayerSend("experts", axis, group, work.wide * rows * shape.d_model, 2)
             send = send._replace(copies=mixture.top_k, most_nodes=mixture.most_nodes)
+            send = send._replace(num_experts=mixture.num_experts)
             send = send._replace(at_once=work.experts_at_once)
             if work.expert_cast:
                 cast_bytes = CASTS[work.expert_cast].num_bytes(rows * shape.d_model, rows)

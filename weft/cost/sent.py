@@ -14,6 +14,7 @@ from math import prod
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
+from weft.axes.registry import AXES
 from weft.cluster.view import ClusterView, Reach
 from weft.cost.choice import alike, choice_of
 from weft.cost.sends import (
@@ -39,6 +40,8 @@ from weft.models.shape import ModelShape
 from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 
+COUNT_BYTES = 8
+"""Of how many tokens go to an expert."""
 Purpose = Literal[
     "gather seq",
     "scatter seq",
@@ -46,6 +49,7 @@ Purpose = Literal[
     "heads",
     "keys",
     "experts",
+    "expert counts",
     "activations",
     "gradients",
     "parameters",
@@ -105,14 +109,17 @@ def _inside(
     work = work._replace(samples=pipeline.samples / work.share("samples"))
     width = width_of(stage.precision)
     many = prod(size for _, size in work.axes)
+    calls = pipeline.num_microbatches * stage.passes
     predicts = work.predicts > 0  # a part of the head as much: all tokens, and all their numbers
     for each, (experts, branch), layers in layers_alike(shape, work):
         for send in layer_sends(shape, each, experts=experts, branch=branch):
+            if send.what == "experts":
+                for name, ranks, num_bytes in _exchanged(send, each, stage, cluster, calls):
+                    yield name, ranks, layers * num_bytes
+                continue
             groups, ranks = many // send.group.size, ranks_of(send, stage.mesh)
             times = layers * groups * (send.group.size - 1)
             once = times * send.num_bytes * width / work.wide
-            if send.is_cast(inside=cluster.reach(ranks) in ("chip", "node")):
-                once = times * send.cast_bytes
             if send.what == "sums":
                 gathers = 2 * send.times + each.gathers_again(branch)
                 scatters = 2 * send.times + each.scatters_again(branch)
@@ -130,11 +137,38 @@ def _inside(
             yield "vocab sums", ranks, 2 * tokens * 3 * max(4, width) * predicts
 
 
+def _exchanged(
+    send: LayerSend, work: StageWork, stage: StagePlan, cluster: ClusterView, calls: int
+) -> Iterator[tuple[Purpose, Sequence[int], float]]:
+    """Of one layer's tokens to experts and back, by step of their way, and of how many come, which
+    is said ahead of each forward. What a rank has when a step begins goes to all in it alike: to
+    each other one a message of that part, so among N nodes of L ranks N - 1 of L times as much as
+    the N L - L that leave a node where all goes at once.
+
+    ``calls``: forwards of the stage in a step.
+    """
+    again = 1 + work.forward_again
+    many, every = prod(size for _, size in work.axes), len(stage.mesh.ranks)
+    for ranks in exchange_steps(stage, send.axis, cluster):
+        others = (len(ranks) - 1) / len(ranks)
+        inside = cluster.reach(ranks) == "node"
+        wide = send.num_bytes * width_of(stage.precision) / work.wide
+        tokens = send.cast_bytes if send.is_cast(inside=inside) else wide
+        yield "experts", ranks, many * others * (1 + again) * send.times * send.copies * tokens
+        said = stage.expert_pieces * send.num_experts * COUNT_BYTES
+        yield "expert counts", ranks, every * others * again * calls * said
+
+
+def exchange_steps(stage: StagePlan, axis: str, cluster: ClusterView) -> Iterator[tuple[int, ...]]:
+    """Ranks that exchange tokens in each step of their way, some of each."""
+    ranks = next(stage.mesh.groups(axis))
+    near = AXES[axis].near_ways(stage, [str(cluster.node_of(rank)) for rank in ranks])
+    yield from ([ranks] if near in (1, len(ranks)) else [ranks[:near], ranks[::near]])
+
+
 def _forwards(send: LayerSend, work: StageWork, width: int) -> float:
-    """How many times a forward's bytes a step sends of keys, or of tokens to experts. Where keys go
-    round their gradients do so behind them, and home."""
-    if send.what == "experts":
-        return (2 + work.forward_again) * send.times * send.copies
+    """How many times a forward's bytes a step sends. Where keys go round their gradients do so
+    behind them, and home."""
     home = 0.0 if send.what == "heads" or work.gathers_keys else max(4, width) / width
     return 2 + work.attention_again + home
 
