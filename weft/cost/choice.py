@@ -108,6 +108,11 @@ class StageChoice(NamedTuple):
         """Experts come to the device's memory when their layer computes."""
         return keeps_apart(self.expert_tier, HOST if self.work.eager else "")
 
+    @property
+    def expert_holders(self) -> int:
+        """Ranks of the mesh that hold the same experts."""
+        return max(self.copies // self.work.share("experts"), 1)
+
     def holding(self, layers: Layers, *, embeds: bool, predicts: float) -> StageChoice:
         """The same of a stage that holds other layers."""
         work = self.work._replace(layers=layers, embeds=embeds, predicts=predicts)

@@ -13,7 +13,7 @@ from math import ceil, floor
 from types import MappingProxyType
 
 from weft.cost.activations import logits, stage_away, stage_kept, stage_working
-from weft.cost.choice import StageChoice, alike, choice_of, state_parts, ways_of_domains
+from weft.cost.choice import StageChoice, choice_of, state_parts, ways_of_domains
 from weft.cost.sends import message_part
 from weft.cost.work import ALL_BY_ADAMW, ALL_PARTS, SHARED_FROM, Axes, StageWork, Training, share
 from weft.memory.tiers import NUM_ROOMS, PIECE_BYTES, keeps_apart
@@ -272,6 +272,14 @@ def _experts_here(shape: ModelShape, choice: StageChoice) -> float:
     return layer * whole + rooms
 
 
+def experts_apart(shape: ModelShape, choice: StageChoice) -> float:
+    """Bytes of a stage's experts, as they compute, gradients and state, that one rank keeps where
+    they are kept elsewhere: those that hold the same have a part each."""
+    _, experts = trained_params(shape, choice)
+    state = choice.state
+    return experts * (state.weight + state.grad + state.optimizer) / choice.expert_holders
+
+
 def experts_elsewhere(
     plan: Plan, spec: ModelSpec, seq_len: int, training: Training, tier: Tier
 ) -> dict[int, float]:
@@ -281,10 +289,7 @@ def experts_elsewhere(
     for p, s, stage in plan.stages():
         if stage.expert_tier != tier or not keeps_apart(tier, stage.device):
             continue
-        choice = choice_of(plan.pipelines[p], s, seq_len, training=training)
-        _, experts = trained_params(shape, choice)
-        state, several = choice.state, len(list(alike(stage.mesh, experts=True)))
-        each = experts * (state.weight + state.grad + state.optimizer) / max(several, 1)
+        each = experts_apart(shape, choice_of(plan.pipelines[p], s, seq_len, training=training))
         for rank in stage.mesh.ranks:
             found[rank] = found.get(rank, 0.0) + each
     return found

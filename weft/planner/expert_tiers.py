@@ -52,7 +52,7 @@ def _check_apart(plan: Plan, stage: StagePlan, key: str) -> None:
         raise ConfigError(key, tier, f"device beside {what}", hint)
     if len(plan.pipelines) > 1:
         hint = "Each layer's experts come to all that hold them at the same time, and pipelines "
-        hint += "compute at their own: divide samples inside stages instead."
+        hint += "compute at their own: plan.stages=[{ep: 2}] divides samples inside one."
         raise ConfigError(key, tier, "device beside other pipelines", hint)
 
 

@@ -9,7 +9,7 @@ from math import inf
 from weft.cluster.cluster import HOST, Chip
 from weft.cost.activations import stage_away
 from weft.cost.choice import choice_of
-from weft.cost.memory import Memory
+from weft.cost.memory import Memory, experts_elsewhere
 from weft.models.registry import shape_of
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.planner.problem import Problem
@@ -59,7 +59,7 @@ def shortages(plan: Plan, problem: Problem) -> list[Shortage]:
 
 def short_hosts(plan: Plan, problem: Problem) -> Iterator[Shortage]:
     """Where something is kept in the memory of hosts, which their chips share alike."""
-    kept = kept_on_hosts(plan, problem.memory)
+    kept = kept_by_hosts_of(plan, problem)
     for p, s, stage in plan.stages():
         pool = problem.cluster.pool_of(stage.mesh.ranks[0])
         need = max(kept.get(rank, 0.0) for rank in stage.mesh.ranks) / 2**30
@@ -78,7 +78,7 @@ def _of_host_gib(stage: StagePlan, problem: Problem) -> float:
 def with_room_on_hosts(plan: Plan, number: int, problem: Problem) -> tuple[float, ...]:
     """By position of a pipeline, microbatches of its stages for which hosts have room, where they
     keep activations of those in flight."""
-    kept, pipeline = kept_on_hosts(plan, problem.memory), plan.pipelines[number]
+    kept, pipeline = kept_by_hosts_of(plan, problem), plan.pipelines[number]
     work, found = problem.workload, []
     held_by = held_at_peak(Pattern.of(pipeline))
     for stages, held in zip(pipeline.positions(), held_by, strict=True):
@@ -92,10 +92,18 @@ def with_room_on_hosts(plan: Plan, number: int, problem: Problem) -> tuple[float
     return tuple(found)
 
 
+def kept_by_hosts_of(plan: Plan, problem: Problem) -> Mapping[int, float]:
+    """Bytes by rank, of those that keep something in the memory of their hosts."""
+    work = problem.workload
+    experts = experts_elsewhere(plan, work.spec, work.seq_len, work.training, "host")
+    rest = kept_on_hosts(plan, problem.memory)
+    return {rank: experts.get(rank, 0.0) + rest.get(rank, 0.0) for rank in {*experts, *rest}}
+
+
 def kept_on_hosts(
     plan: Plan, memory_of: Callable[[Plan], Mapping[int, Memory]]
 ) -> Mapping[int, float]:
-    """Bytes by rank, of those that keep something in the memory of their hosts."""
+    """Of what is not experts: bytes by rank, of those that keep something there."""
     apart = [stage.mesh for _, _, stage in plan.stages() if stage != _without_host(stage)]
     if not apart:
         return {}
@@ -122,6 +130,10 @@ def smallest_change(plan: Plan, problem: Problem) -> str:
             return f"{words}."
     worst = shortages(plan, problem)[0]
     need = worst.need_gib / problem.options.memory_part
+    if worst.on_host and any(stage.expert_tier == "host" for _, _, stage in plan.stages()):
+        return (
+            f"Keep experts on disk (expert_tier), or say host_gib: {need:.0f} for each chip there."
+        )
     if worst.on_host:
         return f"Keep less of it there, or say host_gib: {need:.0f} for each chip there."
     return f"Nothing else alone would do: take chips of {need:.0f} GiB there, or more of them."

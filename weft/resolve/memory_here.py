@@ -12,7 +12,7 @@ from weft.cluster.cluster import HOST, Chip, Node
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.config.sections import Config
-from weft.cost.memory import Memory, memory_of_plan
+from weft.cost.memory import Memory, experts_elsewhere, memory_of_plan
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.fit import CHECKPOINTING, changes, kept_on_hosts
 from weft.planner.forecast import PositionMemory
@@ -65,7 +65,8 @@ def needs_here(resolved: Resolved, plan: Plan, ranks: Sequence[int]) -> list[Nee
     needs = []
     on_host = [rank for rank in ranks if plan.devices[rank] == HOST]
     away = kept_on_hosts(plan, memory_of)
-    kept = sum(away.get(rank, 0.0) for rank in ranks) / 2**30
+    experts = experts_elsewhere(plan, resolved.spec, seq_len, resolved.training, "host")
+    kept = sum(away.get(rank, 0.0) + experts.get(rank, 0.0) for rank in ranks) / 2**30
     if on_host or kept:
         total = sum(taken[rank] for rank in on_host) + kept
         room, on_host = node.memory_gib, on_host if not kept else list(ranks)

@@ -376,6 +376,7 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     """A plan from wherever is for this model and this batch."""
     samples = config.batch.samples or plan.global_batch
     parts = FAMILIES[spec.family].parts
+    refuse_idle_expert_tiers(plan, spec, by_element=is_by_element(config.optim))
     validate_plan(
         plan,
         num_layers=spec.num_layers,
@@ -390,7 +391,6 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     refuse_settled(plan, [param.name for param in param_specs(spec) if param.settled])
     refuse_idle_domains(plan, tied=tied)
     refuse_tiers(plan, config)
-    refuse_idle_expert_tiers(plan, spec, by_element=is_by_element(config.optim))
     refuse_unrun_axes(plan, spec)
     refuse_wrong_places(plan, spec)
     dims = dims_of_model(spec)
@@ -399,7 +399,7 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
         check_mesh(here, stage.mesh, f"pipelines[{p}].stages[{s}].mesh")
     refuse_cut_blocks(plan, spec, marked(config.optim, param_specs(spec)))
     if config.move_experts is not None:
-        refuse_idle_moves(plan)
+        refuse_idle_moves(plan, copies=config.move_experts.replicate)
     if config.balance is not None:
         refuse_unbalanced(plan)
     if config.data.balance_documents:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -82,13 +82,17 @@ def loading(
     if config.load is None:
         return None
     checkpoint = opened(place_of(config.load, LOAD))
+    params = list(params)
     shapes = {param.name: tuple(param.shape) for param in params}
     stored = {name: checkpoint.shape(name) for name in checkpoint.names()}
     both = [name for name in shapes if name in stored]
     unlike = [name for name in both if stored[name] != shapes[name]]
     missing = [name for name in shapes if name not in stored]
     unused = [name for name in stored if name not in shapes]
-    folder = checkpoint.folder
+    folder, of_experts = checkpoint.folder, {param.name for param in params if param.of_experts}
+    others = list(_other_experts(config, unlike, stored, shapes, of_experts))
+    if others:
+        raise ConfigErrors(others)
     errors = [
         *_unlike_dimensions(config.load, unlike, stored, shapes),
         *_refusals(
@@ -117,6 +121,34 @@ def loading(
         unused=tuple(unused),
         shapes=shapes,
     )
+
+
+def _other_experts(
+    config: CheckpointConfig,
+    names: Sequence[str],
+    stored: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
+    of_experts: Collection[str],
+) -> Iterator[ConfigError]:
+    """Once, and not for each parameter: there are more or fewer, none, or some where none should
+    be. Those that both have are loaded where that has leave."""
+    load, found = str(config.load), dict[str, ConfigError]()
+    for name in names:
+        was, now = stored[name], shapes[name]
+        if len(was) == len(now) + 1 and name not in of_experts:
+            expected = "a model without experts"
+            hint = f"model.experts={{count: {was[0]}, ..}}, as that run has it, makes such a model."
+            found["fewer"] = ConfigError(LOAD, load, expected, hint)
+        if len(now) == len(was) + 1 and name in of_experts:
+            hint = f"`weft grow experts {load} OUT --count {now[0]} --top-k ..` makes it of this."
+            found["more"] = ConfigError(LOAD, load, f"a model of {now[0]} experts", hint)
+        allowed = any(fnmatchcase(name, pattern) for pattern in config.allow_resized)
+        if len(was) == len(now) and was[0] != now[0] and name in of_experts and not allowed:
+            hint = "`weft grow experts` makes them of a model without; "
+            hint += "checkpoint.allow_resized=['layers.*.ff.*'] loads those that both have."
+            expected = f"{was[0]}, as many as {load} has"
+            found["others"] = ConfigError("model.experts.count", now[0], expected, hint)
+    yield from found.values()
 
 
 def _unlike_dimensions(
