@@ -7,6 +7,7 @@ from typing import get_args
 from weft.config.sections import REHEARSAL_EPS, AdamWConfig, CosineSchedule
 from weft.diagnose.verify import Rehearsal
 from weft.models.registry import FAMILIES
+from weft.plan.layout import At
 from weft.plan.mesh import Mesh
 from weft.plan.model import ExpertsSpec, LatentSpec
 from weft.plan.plan import (
@@ -70,7 +71,7 @@ class Case:
     expert_tier: Tier = "device"
     expert_layers: int = 2
     """Of those where experts are kept elsewhere."""
-    expert_places: tuple[tuple[int, ...], ...] = ()
+    expert_places: tuple[tuple[At, ...], ...] = ()
     """Of all layers, in the one stage."""
     scores: Scores = "blocks"
     """Of those where keys go from rank to rank."""
@@ -731,6 +732,12 @@ EXPERTS = [
     Case("experts-at-places-ep2-zero2", shares=(6,), dp=((1,),), ep=((2,),), microbatch=3, zero=2,
          expert_places=((0, 1, 1, 0, 1, 0), (1, *5 * (0,)), (0, 0, 0, 1, 1, 1), (*5 * (1,), 0)),
          experts=_ADDING),
+    Case("experts-copied-ep2-dp2-zero2", shares=(6,), dp=((2,),), ep=((2,),), microbatch=4, zero=2,
+         expert_places=(((0, 1), 0, 1, 0, 1, (0, 1)), *3 * ((0, 0, 0, 1, 1, 1),)),
+         experts=_ADDING),
+    Case("experts-copied-two-by-two-ep4-zero1", shares=(6,), dp=((1,),), ep=((4,),), microbatch=5,
+         expert_ways=2, expert_pieces=2, zero=1, experts=_ADDING,
+         expert_places=(((0, 3), 1, 2, 3, (0, 1, 2), 0), *3 * ((0, (0, 2), 1, 2, 3, (1, 2, 3)),))),
     Case("experts-two-by-two-ep4", shares=(6,), dp=((1,),), ep=((4,),), microbatch=4,
          expert_ways=2, expert_pieces=3, recompute="feed_forward", experts=_ADDING),
     Case("experts-ep2-cp2-zero1", shares=(4,), dp=((1,),), ep=((2,),), cp=((2,),), zero=1,

@@ -487,7 +487,8 @@ def _run(job: Job, context: ForkServerContext, loaded: Loaded, resolved: Resolve
         if recovery.alarm == "replan":
             moves.append(stack.enter_context(Drift(replans, say)))
         if job.config.move_experts is not None:
-            moves.append(Loads(replans, job.config.move_experts.every, say))
+            asked = job.config.move_experts
+            moves.append(Loads(replans, asked.every, say, copies=asked.replicate))
         run_ranks(
             WORKER,
             (job,),

@@ -28,11 +28,15 @@ class Loads:
 
     Args:
         every: Steps from one look to the next, and so between two moves.
+        copies: Of experts of a layer, that ranks may have beside one of each.
         tell: Says a line to the person who started the job.
     """
 
-    def __init__(self, replans: Replans, every: int, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, replans: Replans, every: int, tell: Callable[[str], None], *, copies: int = 0
+    ) -> None:
         self._replans, self._every, self._tell = replans, every, tell
+        self._copies = copies
         self._metrics = replans.job.out / "metrics.jsonl"
         self._events = EventLog(replans.job.out, began=replans.job.began, watches=True)
         self._looked: int | None = None
@@ -79,7 +83,8 @@ class Loads:
         since, self._looked = self._looked, step
         self._of = self._replans.job.plan
         self._loads = added(each for at, each in found.items() if at > since)
-        plan = with_places(self._of, self._replans.spec, self._loads, self._replans.paces)
+        replans = self._replans
+        plan = with_places(self._of, replans.spec, self._loads, replans.paces, copies=self._copies)
         self._plan = None if plan == self._of else plan
 
     def _say(self, before: Plan, plan: Plan) -> None:

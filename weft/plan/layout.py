@@ -17,6 +17,15 @@ Form = Literal["param", "stream", "inner", "batch"]
 borders; as a module computes with them; or as the batch's tensors come, of whole samples."""
 
 
+At = int | tuple[int, ...]
+"""A place, or several that have copies of the same."""
+
+
+def places_at(at: At) -> tuple[int, ...]:
+    """All of them."""
+    return at if isinstance(at, tuple) else (at,)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dim:
     """A logical dimension: what the elements along one dimension of a tensor are.
@@ -38,9 +47,9 @@ class Dim:
     """Features that modules can make, use and sum in parts, such as heads or hidden channels."""
     words: str = ""
     """What limits the ways to divide it, for error messages."""
-    places: tuple[int, ...] = ()
-    """Of each element, at which place it is along the axis that gives out elements one by one;
-    empty: consecutive ones, as evenly as they go."""
+    places: tuple[At, ...] = ()
+    """Of each element, at which place it is along the axis that gives out elements one by one, or
+    at which places; empty: consecutive ones, as evenly as they go."""
 
     @property
     def num_groups(self) -> int:
@@ -59,9 +68,7 @@ EXPERTS = "experts"
 """Name of the dimension whose elements a plan may give out one by one."""
 
 
-def placed(
-    layout: Mapping[str, Layout], places: Mapping[int, tuple[int, ...]]
-) -> dict[str, Layout]:
+def placed(layout: Mapping[str, Layout], places: Mapping[int, tuple[At, ...]]) -> dict[str, Layout]:
     """The layout of a model of whose layers, by number, experts are at such places."""
 
     def there(dim: Dim | None, layer: int) -> Dim | None:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from weft.plan.borders import Layers, Place, blocks, crossed, is_place, place
+from weft.plan.layout import At
 from weft.plan.mesh import Mesh
 from weft.plan.model import UnitName
 from weft.precision.roles import Tier
@@ -96,9 +97,10 @@ class StagePlan:
     expert_layers: int = 2
     """Layers whose experts may be on the device at a time, where they are kept elsewhere: the one
     that computes, the one that comes next, and those that computed last."""
-    expert_places: tuple[tuple[int, ...], ...] = ()
+    expert_places: tuple[tuple[At, ...], ...] = ()
     """Of each of its layers, of each expert, at which place it is along the axis that divides
-    experts; a layer without experts has none. Empty: consecutive ones are together."""
+    experts, or at which places there are copies of it; a layer without experts has none. Empty:
+    consecutive ones are together."""
     head_rows: tuple[int, int] | None = None
     """Half-open range of the vocabulary whose rows of the head this stage has, and no layers. Such
     stages come last, side by side on meshes of the pipeline, and each also has the final norm.
@@ -115,7 +117,7 @@ class StagePlan:
         return blocks(self.layers)
 
     @property
-    def places(self) -> dict[int, tuple[int, ...]]:
+    def places(self) -> dict[int, tuple[At, ...]]:
         """By layer, ``expert_places``; empty where it says nothing."""
         said = zip(self.blocks, self.expert_places, strict=True) if self.expert_places else ()
         return {layer: places for layer, places in said if places}
@@ -442,7 +444,10 @@ def _stage(data: dict[str, Any]) -> StagePlan:
     experts = tuple(mesh.get("expert_shares", ()))
     shares = {key: tuple(data.get(key, ())) for key in ("sample_shares", "state_shares")}
     if data.get("expert_places"):
-        shares["expert_places"] = tuple(map(tuple, data["expert_places"]))
+        shares["expert_places"] = tuple(
+            tuple(tuple(at) if isinstance(at, list) else at for at in layer)
+            for layer in data["expert_places"]
+        )
     if data.get("head_rows"):
         shares["head_rows"] = tuple(data["head_rows"])
     own = {"mesh": Mesh(tuple(mesh["ranks"]), axes, experts), "layers": (first, end)}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from math import floor
+from math import floor, inf
 from statistics import fmean
 
 from weft.axes.registry import AXES
 from weft.config.errors import ConfigError
 from weft.models.registry import param_specs
-from weft.plan.layout import EXPERTS, Dim
+from weft.plan.layout import EXPERTS, At, Dim, places_at
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, StagePlan
 
@@ -21,7 +22,7 @@ LEAST_GAIN = 0.05
 """Part of the time of the slowest place that a move of experts has to save, in the mean of layers:
 experts that change places for less would do so for ever."""
 
-Places = tuple[int, ...]
+Places = tuple[At, ...]
 Loads = Mapping[int, Sequence[int]]
 """By layer, tokens that went to each expert."""
 
@@ -40,27 +41,48 @@ def refuse_wrong_places(plan: Plan, spec: ModelSpec) -> None:
         if ways == 1:
             hint = "All ranks of this stage have all of its experts."
             raise ConfigError(key, said, f"nothing where {AXIS} is 1", hint)
+        has_copies = any(len(places_at(at)) > 1 for places in said for at in places)
+        if has_copies and (why := _keeps_whole(stage)):
+            hint = "What several hold in part alike comes and goes with each of them."
+            raise ConfigError(key, said, f"one place for each expert {why}", hint)
         if [*map(len, said)] != wanted:
             expected = f"one place for each expert of its layers, {wanted} of them"
             raise ConfigError(key, said, expected)
         for places in filter(None, said):
-            if {*places} != {*range(ways)} or not all(type(place) is int for place in places):
+            every = [place for at in places for place in places_at(at)]
+            twice = any(len({*places_at(at)}) < len(places_at(at)) for at in places)
+            is_wrong = twice or not all(type(place) is int for place in every)
+            if is_wrong or {*every} != {*range(ways)} or () in places:
                 hint = "A rank without an expert would have nothing to do for the others."
                 expected = f"each of the places 0 to {ways - 1} at least once in each layer"
                 raise ConfigError(key, said, expected, hint)
 
 
-def refuse_idle_moves(plan: Plan) -> None:
-    """
+def _keeps_whole(stage: StagePlan) -> str:
+    """What takes a rank's experts of a layer together, in words; copies are for others to sum."""
+    if stage.zero == 3:
+        return "with zero: 3 (at most 2)"
+    return "on the device" if {stage.expert_tier, stage.param_tier} != {"device"} else ""
+
+
+def refuse_idle_moves(plan: Plan, *, copies: int = 0) -> None:
+    """``copies``: as ``with_places`` has them.
+
     Raises:
-        ConfigError: experts are to change places, and no stage has several.
+        ConfigError: experts are to change places, and no stage has several; or to be copied where
+            nothing is.
     """
+    for _, _, stage in plan.stages():
+        if copies and stage.mesh.size(AXIS) > 1 and (why := _keeps_whole(stage)):
+            raise ConfigError("move_experts.replicate", copies, f"0: one place each {why}")
     if not any(stage.mesh.size(AXIS) > 1 for _, _, stage in plan.stages()):
         hint = f"No stage divides experts: {AXIS} of a stage does."
         raise ConfigError("move_experts", "a section", "null", hint)
 
 
-def with_places(plan: Plan, spec: ModelSpec, loads: Loads, paces: Sequence[float] = ()) -> Plan:
+def with_places(
+    plan: Plan, spec: ModelSpec, loads: Loads, paces: Sequence[float] = (), *, copies: int = 0
+) -> Plan:
     """The plan in which no place along the axis of experts has more to do than it must; itself
     where that would save too little.
 
@@ -70,8 +92,10 @@ def with_places(plan: Plan, spec: ModelSpec, loads: Loads, paces: Sequence[float
     Args:
         loads: Tokens by layer and expert, of some steps.
         paces: By rank, how many times as long it computes as others; empty: all alike.
+        copies: Of a layer's experts, that places may have beside one of each: where no exchange
+            helps, of the expert that helps most.
     """
-    return plan.each(lambda stage: _moved(stage, spec, loads, paces))
+    return plan.each(lambda stage: _moved(stage, spec, loads, paces, copies))
 
 
 def slowest_part(plan: Plan, spec: ModelSpec, loads: Loads, paces: Sequence[float] = ()) -> float:
@@ -112,14 +136,19 @@ def places_of(stage: StagePlan, spec: ModelSpec) -> tuple[Places, ...]:
     return tuple(usual(counts[layer]) if layer in counts else () for layer in stage.blocks)
 
 
-def _moved(stage: StagePlan, spec: ModelSpec, loads: Loads, paces: Sequence[float]) -> StagePlan:
+def _moved(
+    stage: StagePlan, spec: ModelSpec, loads: Loads, paces: Sequence[float], copies: int
+) -> StagePlan:
     if stage.mesh.size(AXIS) == 1:
         return stage
     by_place = _paces(stage, paces)
     before = places_of(stage, spec)
     of_layers = [loads.get(layer, ()) for layer in stage.blocks]
     both = list(zip(of_layers, before, strict=True))
-    after = tuple(_swapped(load, now, by_place) if load else now for load, now in both)
+    after = tuple(
+        _copied(load, _swapped(load, now, by_place), by_place, copies) if load else now
+        for load, now in both
+    )
     then = zip(of_layers, after, strict=True)
     was = sum(time_of(load, places, by_place) for load, places in both if load)
     will = sum(time_of(load, places, by_place) for load, places in then if load)
@@ -137,14 +166,38 @@ def _paces(stage: StagePlan, paces: Sequence[float]) -> list[float]:
 
 def _by_place(load: Sequence[int], places: Places, paces: Sequence[float]) -> list[float]:
     found = [0.0] * len(paces)
-    for tokens, place in zip(load, places, strict=True):
-        found[place] += tokens * paces[place]
+    for tokens, at in zip(load, places, strict=True):
+        having = places_at(at)
+        for place in having:
+            found[place] += tokens / len(having) * paces[place]
     return found
 
 
-def _swapped(load: Sequence[int], places: Places, paces: Sequence[float]) -> Places:
-    """As long as the slowest place gets faster by an exchange with another, and none as slow."""
+def _copied(load: Sequence[int], places: Places, paces: Sequence[float], copies: int) -> Places:
+    """With further copies of experts of the slowest place at others, as long as each saves what a
+    move has to."""
     now = list(places)
+    for _ in range(copies):
+        times = _by_place(load, tuple(now), paces)
+        slowest = max(range(len(paces)), key=times.__getitem__)
+        tried = []
+        for expert, at in enumerate(now):
+            for place in {*range(len(paces))} - {*places_at(at)}:
+                if slowest in places_at(at):
+                    more = tuple(sorted((*places_at(at), place)))
+                    other = (*now[:expert], more, *now[expert + 1 :])
+                    tried.append((time_of(load, other, paces), expert, more))
+        least, expert, more = min(tried, default=(inf, 0, ()))
+        if least > (1 - LEAST_GAIN) * times[slowest]:
+            break
+        now[expert] = more
+    return tuple(now)
+
+
+def _swapped(load: Sequence[int], places: Places, paces: Sequence[float]) -> Places:
+    """As long as the slowest place gets faster by an exchange with another, and none as slow. Of
+    what several have one copy stays."""
+    now = _without_copies(places)
     while True:
         times = _by_place(load, tuple(now), paces)
         slowest = max(range(len(paces)), key=times.__getitem__)
@@ -161,6 +214,17 @@ def _swapped(load: Sequence[int], places: Places, paces: Sequence[float]) -> Pla
             return tuple(now)
         a, b = pair
         now[a], now[b] = now[b], now[a]
+
+
+def _without_copies(places: Places) -> list[int]:
+    """One place each, of those that have an expert the one that has fewest."""
+    many = Counter(places_at(at)[0] for at in places if len(places_at(at)) == 1)
+    now = []
+    for at in places:
+        place = min(places_at(at), key=lambda each: (many[each], each))
+        many[place] += len(places_at(at)) > 1
+        now.append(place)
+    return now
 
 
 def _counts(spec: ModelSpec) -> dict[int, int]:

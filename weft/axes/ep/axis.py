@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from weft.axes.axis import Axis, check_samples, most_samples
 from weft.config.errors import ConfigError
-from weft.plan.layout import EXPERTS, SAMPLES, Dim, Form
+from weft.plan.layout import EXPERTS, SAMPLES, Dim, Form, places_at
 from weft.plan.plan import StagePlan
 from weft.plan.tiling import split_by_weight
 
@@ -38,7 +38,9 @@ class ExpertParallel(Axis):
         self, dim: Dim, ways: int, position: int, shares: Sequence[int] = ()
     ) -> tuple[range, ...]:
         if dim.places:
-            own = [expert for expert, place in enumerate(dim.places) if place == position]
+            own = [
+                expert for expert, place in enumerate(dim.places) if position in places_at(place)
+            ]
             return tuple(range(expert, expert + 1) for expert in own)
         if dim.name != EXPERTS or not shares:
             return super().part(dim, ways, position)

@@ -52,6 +52,15 @@ class _Hop(NamedTuple):
     codes: tuple[Code, Code] | None
 
 
+class _Copies(NamedTuple):
+    """Of experts that several ranks have, one after the other by expert."""
+
+    experts: Tensor
+    """``[copies]``: of which expert each is one."""
+    used: Tensor
+    """``[copies]`` bool: this rank's tokens go to it."""
+
+
 class Exchange:
     """Where tokens' choices are computed: ``Experts.visits`` of ranks with some experts each."""
 
@@ -59,7 +68,7 @@ class Exchange:
         group = total.group
         self._comm: Comm = group.comm
         self._group = group
-        experts = [_places(held) for held in total.parts]
+        experts = self._told_apart([_places(held) for held in total.parts])
         near = group.near_ways
         if near in (1, group.size):
             self._legs = [self._leg(group.ranks, experts, sources=1)]
@@ -90,6 +99,8 @@ class Exchange:
         """Collective, whatever the tokens of a rank choose."""
         sizes = [torch.diff(each, prepend=each.new_zeros(1)) for each in ends]
         counts = torch.stack(sizes)[:, None].long()  # [pieces, sources, experts]
+        if self._copies is not None:
+            counts = counts[..., self._copies.experts] * self._copies.used
         hops: list[list[_Hop]] = [[] for _ in ends]
         for leg in self._legs:
             parts = [counts[..., experts] for experts in leg.experts]
@@ -102,6 +113,21 @@ class Exchange:
                 hops[piece].append(_Hop(leg.ranks, places, given, taken, leg.codes))
             counts = torch.cat(found, 1)
         return [self._visit(*both, ways) for both in zip(counts, hops, strict=True)]
+
+    def _told_apart(self, experts: list[list[int]]) -> list[list[int]]:
+        """By rank its experts, where several have the same one numbered as if they were others:
+        a rank's tokens go to its own copy, else to the same of the others always."""
+        held = sorted((expert, rank) for rank, own in enumerate(experts) for expert in own)
+        self._copies: _Copies | None = None
+        if len({expert for expert, _ in held}) == len(held):
+            return experts
+        takers = [_taker(experts, each, self._group.position) for each, _ in held]
+        used = [taker == rank for taker, (_, rank) in zip(takers, held, strict=True)]
+        device = self._comm.device
+        of = torch.tensor([expert for expert, _ in held], device=device)
+        self._copies = _Copies(of, torch.tensor(used, device=device))
+        number = {each: n for n, each in enumerate(held)}
+        return [[number[expert, rank] for expert in own] for rank, own in enumerate(experts)]
 
     def _visit(self, counts: Tensor, hops: Sequence[_Hop], ways: trips.Ways) -> Visit:
         """``counts``: ``[sources, own experts]``."""
@@ -188,6 +214,16 @@ class _Trip:
 def _started(x: Tensor, path: trips.Path, ways: trips.Ways) -> Callable[[], Tensor]:
     begin, end = ways
     return partial(end, begin(x, path))
+
+
+def _taker(experts: Sequence[Sequence[int]], expert: int, source: int) -> int:
+    """Which of the ranks that have an expert gets a rank's tokens: itself, else each of them those
+    of as many others."""
+    having = [rank for rank, own in enumerate(experts) if expert in own]
+    if source in having:
+        return source
+    others = [rank for rank in range(len(experts)) if rank not in having]
+    return having[others.index(source) % len(having)]
 
 
 def _places(parts: Iterable[Iterable[int]]) -> list[int]:
