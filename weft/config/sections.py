@@ -256,11 +256,12 @@ class OptimConfig(Section):
     weights: "host" is the machine's memory, "disk" files in `state_folder`, from which each block's
     come before it computes, in forward and backward, with the same numbers. Ranks that hold the
     same need `zero: 3`. "auto" is as of `state_tier`."""
-    expert_tier: Literal["device", "host", "disk"] = "device"
+    expert_tier: Literal["auto", "device", "host", "disk"] = "auto"
     """Where processes keep experts, with their gradients and all that updates need: "host" is the
     memory of an accelerator's machine, "disk" files in `state_folder`. A layer's experts come
     before it computes, and one layer ahead, with the same numbers; "device" keeps them as all other
-    parameters."""
+    parameters. "auto" is "device", and with `plan.auto` another where that is faster, or nothing
+    else fits."""
     expert_layers: Count = 2
     """Layers whose experts may be on the device at a time, where they are kept elsewhere: the one
     that computes, the one that comes next, and above 2 those that computed last."""
@@ -467,6 +468,9 @@ class MoveExpertsConfig(Section):
     every: Count = 100
     """Steps from one look to the next. Experts change places where ranks then have at least 5 %
     less to wait for, by tokens of the logged steps between."""
+    replicate: Whole = 0
+    """Copies of experts, of each layer, that ranks may have beside one of each: of those with so
+    many tokens that no change of places helps. Each rank's tokens go to one of them."""
 
 
 class MetricsConfig(Section):

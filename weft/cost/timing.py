@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from weft.cost.activations import stage_away
 from weft.cost.choice import ALL, Group, StageChoice
-from weft.cost.memory import trained_params
+from weft.cost.memory import experts_apart, trained_params
 from weft.cost.operators import experts_part
 from weft.cost.rates import CostFunction, compute_seconds
 from weft.cost.sends import Inside, layer_sends
@@ -131,11 +131,13 @@ def _beside_host(
         layers = choice.holding(part.layers, embeds=False, predicts=False)
         away_s = sum(stage_away(shape, part, tier) / rates.of(tier) for tier in APART)
         brought_s = brought_bytes(shape, layers) * each_s
+        experts_s, left_s = _experts_s(shape, layers, hardware, stays=_stays(choice))
+        brought_s += experts_s
         if away_s + brought_s:
             alone = part._replace(embeds=False, predicts=False)
             slow = compute_seconds(shape, alone, chip).scaled(hardware.software.slowdown)
             forward_s += max(max(away_s, brought_s) - slow.of("F"), 0.0)
-            backward_s += max(away_s + brought_s - slow.of("B"), 0.0)
+            backward_s += max(away_s + brought_s + left_s - slow.of("B"), 0.0)
     if not forward_s + backward_s:
         return times
     return replace(
@@ -143,6 +145,31 @@ def _beside_host(
         forward_s=times.forward_s + forward_s,
         input_grad_s=times.input_grad_s + backward_s,
     )
+
+
+def _stays(choice: StageChoice) -> float:
+    """Part of the layers of a stage whose experts are there when it turns, from forward to backward
+    or back: those that computed last, but for the one that the next one comes to."""
+    return min((choice.expert_layers - 1) / max(choice.work.num_layers, 1), 1.0)
+
+
+def _experts_s(
+    shape: ModelShape, choice: StageChoice, hardware: Hardware, *, stays: float
+) -> tuple[float, float]:
+    """Of layers' experts on their way from where they are kept, gathered from all that hold the
+    same, but for a part that ``stays``; and of their gradients back there, where they are added to
+    those of before."""
+    if not choice.brings_experts:
+        return 0.0, 0.0
+    _, experts = trained_params(shape, choice)
+    part, each_s = experts / choice.expert_holders, 1 / hardware.tiers.of(choice.expert_tier)
+    near = choice.holders(hardware.fabric.chips_per_node).stride
+    group = Group(choice.expert_holders, near * choice.work.share("experts"))
+    weights = choice.state.weight * experts
+    gathered_s = hardware.fabric.seconds("all_gather", weights, group)
+    brought_s = choice.state.weight * part * each_s
+    come = (1 - stays) * (brought_s + gathered_s)
+    return come, 2 * choice.state.grad * part * each_s
 
 
 def _each_param_s(choice: StageChoice, hardware: Hardware) -> float:
@@ -231,10 +258,16 @@ class _State:
             more = self._exchange(experts, *self.choice.parts(self.holders, experts=shared))
             reduce, publish = reduce + more[0], publish + more[1]
         of_experts = 1 / ways if self.choice.part is None else min(kept * shared, 1.0)
+        brings, experts_s = self.choice.brings_experts, 0.0
+        if brings:
+            of_experts = 1 / self.choice.expert_holders
+            ways_there = 2 if self.choice.expert_tier == "disk" else 1
+            num_bytes = ways_there * experts_apart(self.shape, self.choice)
+            experts_s = num_bytes / self.hardware.tiers.of(self.choice.expert_tier)
         updated = dense * kept + experts * of_experts
         times = self.choice.state.moved / ADAMW_BYTES
         update = self.hardware.chip.moving_seconds(software.optimizer_bytes * times * updated)
-        update = max(update, self._fetch_s(updated))
+        update = max(update, self._fetch_s(dense * kept if brings else updated) + experts_s)
         beside = reduce if software.publishes_alone else reduce + publish
         seen = reduce + publish - min(beside, beside_s) * software.data_hidden
         each_s = _each_param_s(self.choice, self.hardware)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf, prod
 
+from weft.cluster.cluster import HOST
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.config.plan_sections import Between
@@ -14,6 +15,7 @@ from weft.cost.memory import Memory, fullest, memory_of_plan, room_of_plan
 from weft.cost.sent import Way, sent_by_plan
 from weft.cost.times import BorderTimes, StageTimes
 from weft.cost.work import ALL_BY_ADAMW, Training
+from weft.models.registry import shape_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, Recompute, ScheduleName, StagePlan, ZeroLevel
 from weft.precision.roles import Tier
@@ -77,6 +79,9 @@ class Options:
     param_tiers: tuple[Tier, ...] = ("device",)
     """Likewise parameters, where something computes with copies of what is updated; another is
     tried when state is elsewhere already."""
+    expert_tiers: tuple[Tier, ...] = ("device",)
+    """Likewise experts, of one pipeline: another than the first is tried where memory rules plans
+    out, and taken where it is faster, too."""
     domains: bool = False
     """What several nodes, or pipelines, hold may be summed inside each, then between them."""
     in_flight: bool = False
@@ -120,6 +125,7 @@ class Options:
             "zero": self.zero,
             "tiers": self.tiers,
             "param_tiers": self.param_tiers,
+            "expert_tiers": self.expert_tiers,
         }
         for name, choice in choices.items():
             if not choice:
@@ -203,6 +209,20 @@ class Problem:
         known = self.knowledge.overheads
         return room_of_plan(plan, work.spec, work.seq_len, limits, known, work.training)
 
+    def by_expert_tier(self) -> Iterator[Problem]:
+        """With experts in one tier after the other, where that may differ. Elsewhere than on
+        devices they are where one pipeline has all, and no domains are."""
+        first, *others = self.options.expert_tiers
+        chips = {pool.chip.device for pool in self.cluster.pools}
+        able = (
+            shape_of(self.workload.spec).experts is not None and self.workload.training.by_element
+        )
+        for tier in (first, *(others if able else ())):
+            if tier == "device":
+                yield self
+            elif tier != "host" or chips != {HOST}:
+                yield replace(self, options=_with_experts(self.options, tier))
+
     def memory(self, plan: Plan) -> dict[int, Memory]:
         """Of every rank of a plan."""
         work = self.workload
@@ -254,3 +274,9 @@ class Problem:
         }
         knowledge = replace(self.knowledge, hardware=hardware)
         return replace(self, cluster=ClusterView(tuple(pools)), knowledge=knowledge)
+
+
+def _with_experts(options: Options, tier: Tier) -> Options:
+    return replace(
+        options, expert_tiers=(tier,), max_pipelines=1, domains=False, unlike_meshes=False
+    )

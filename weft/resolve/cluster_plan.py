@@ -46,7 +46,6 @@ from weft.resolve.planned import (
     says_a_plan,
 )
 from weft.resolve.resolve import read_plan_file, resolve, vocab_size_asked
-from weft.resolve.tiers import refuse_expert_tier
 from weft.resolve.usual_precision import usual_precision
 from weft.simulate.step import Knowledge
 
@@ -81,7 +80,6 @@ def plan_request(loaded: Loaded, cluster: ClusterView, knowledge: Knowledge) -> 
         plan, cluster = _given(loaded, cluster, workload)
         if plan is None:
             refuse_limit_of_activations(loaded.config)
-            refuse_expert_tier(loaded.config.optim)
         if loaded.config.compute.tf32:
             _refuse_idle_tf32(plan, cluster, workload)
     except ConfigError as error:

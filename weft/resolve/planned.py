@@ -32,7 +32,7 @@ from weft.resolve.kept import ACTIVATIONS
 from weft.resolve.prediction import AUTO_FILE
 from weft.resolve.rank_chips import Machine, RankChips, chips_of_file, chips_of_machines
 from weft.resolve.resolve import compiles, refuse_unusable, spec_asked
-from weft.resolve.tiers import param_tiers_asked, refuse_expert_tier, tiers_asked
+from weft.resolve.tiers import expert_tiers_asked, param_tiers_asked, tiers_asked
 from weft.resolve.usual_precision import usual_precision
 from weft.simulate.known import local_profile
 
@@ -220,7 +220,6 @@ def problem_of(config: Config, resources: Resources) -> Problem:
         ConfigError: a value that the planner cannot keep to.
     """
     refuse_limit_of_activations(config)
-    refuse_expert_tier(config.optim)
     spec, asked = spec_asked(config), config.compute.precision
     workload = Workload(
         spec=spec,
@@ -257,6 +256,8 @@ def _asked(config: Config, resources: Resources) -> dict[str, Any]:
         more |= {"tiers": list(tiers)}
     if config.optim.param_tier != "auto":
         more |= {"param_tier": config.optim.param_tier}
+    if config.optim.expert_tier != "auto":
+        more |= {"expert_tier": config.optim.expert_tier}
     return (more | {"tf32": True} if compute.tf32 else more) | {
         "chips": [_in_words(pool) for pool in resources.chips.view.pools],
         "may_idle": resources.may_idle,
@@ -292,7 +293,8 @@ def refuse_limit_of_activations(config: Config) -> None:
 def options_in(precision: Precision, config: Config) -> Options:
     """What a configuration leaves to the planner where stages compute in this precision."""
     tiers = param_tiers_asked(config.optim, precision)
-    return replace(options_asked(config), param_tiers=tiers)
+    experts = expert_tiers_asked(config.optim) if config.sites is None else ("device",)
+    return replace(options_asked(config), param_tiers=tiers, expert_tiers=experts)
 
 
 def options_asked(config: Config) -> Options:

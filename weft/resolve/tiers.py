@@ -33,7 +33,9 @@ def usual_param_tier(optim: OptimConfig, device: str) -> Tier:
 
 def usual_expert_tier(optim: OptimConfig, device: str) -> Tier:
     """Likewise, of experts."""
-    return "device" if optim.expert_tier == "host" and device == HOST else optim.expert_tier
+    if optim.expert_tier == "auto" or (optim.expert_tier == "host" and device == HOST):
+        return "device"
+    return optim.expert_tier
 
 
 def experts_kept(optim: OptimConfig, asked: StageConfig, device: str) -> dict[str, Any]:
@@ -48,16 +50,6 @@ def usual_recompute(asked: Recompute, device: str) -> Recompute:
     """Likewise, of what layers compute again or keep on hosts."""
     usual = "off" if asked == "auto" else asked
     return kept_off_host(usual) if device == HOST else usual
-
-
-def refuse_expert_tier(optim: OptimConfig) -> None:
-    """
-    Raises:
-        ConfigError: experts are to be elsewhere, and the planner chooses, which keeps none there.
-    """
-    if optim.expert_tier != "device":
-        hint = "The planner keeps experts there; stages that are written down may say otherwise."
-        raise ConfigError("optim.expert_tier", optim.expert_tier, "device beside plan.auto", hint)
 
 
 def tiers_asked(optim: OptimConfig) -> tuple[Tier, ...]:
@@ -82,6 +74,13 @@ def param_tiers_asked(optim: OptimConfig, precision: Precision) -> tuple[Tier, .
         hint = f"{precision} updates what it computes with; bf16, fp16 and fp8 have copies."
         raise ConfigError("optim.param_tier", optim.param_tier, "device", hint)
     return ("device",)
+
+
+def expert_tiers_asked(optim: OptimConfig) -> tuple[Tier, ...]:
+    """Likewise for experts, which an optimizer must be able to take in pieces."""
+    if optim.expert_tier == "auto" and not is_by_element(optim):
+        return ("device",)
+    return _asked(optim, optim.expert_tier)
 
 
 def _asked(optim: OptimConfig, tier: Tier | Literal["auto"]) -> tuple[Tier, ...]:

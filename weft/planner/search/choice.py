@@ -231,6 +231,7 @@ def _pipeline(line: Line, problem: Problem, first: int) -> PipelinePlan:
                 zero=place.zero,
                 state_tier=_tier(options.tiers[0], problem, place.pool),
                 param_tier=_tier(options.param_tiers[0], problem, place.pool),
+                expert_tier=_tier(options.expert_tiers[0], problem, place.pool),
             )
         )
     return PipelinePlan(

@@ -12,7 +12,7 @@ from weft.cluster.cluster import HOST
 from weft.cluster.view import Reach
 from weft.cost.activations import stage_away
 from weft.cost.choice import StageChoice, dtype_of
-from weft.cost.memory import StageMemory, stage_memory
+from weft.cost.memory import StageMemory, experts_apart, stage_memory
 from weft.cost.sends import border_bytes, border_times, carried_part
 from weft.cost.times import BorderTimes, StageTimes
 from weft.cost.timing import Hardware, stage_times
@@ -117,6 +117,8 @@ class Costs:
             self._apart
         )
         """By the way to make domains of a pipeline what its sections have of one."""
+        self.expert_layers = 2
+        """Whose experts are on the device at a time, where they are kept elsewhere."""
         self._state = workload.training.state(workload.precision)
         self._trained = workload.training.parts((0, self.shape.num_layers))
         self._eager = [pool.chip.device == HOST for pool in pools]
@@ -169,12 +171,15 @@ class Costs:
             shard_ways=section.shard_ways,
             tier=self.options.tiers[0],
             param_tier=self.options.param_tiers[0],
+            expert_tier=self.options.expert_tiers[0],
+            expert_layers=self.expert_layers,
             by_element=self.workload.training.by_element,
         )
 
     def without_ways(self, section: Section, samples: int) -> StageChoice:
         """Of a section for whose parameters nobody waits: none takes less time."""
-        return self.choice(section._replace(zero=0), samples)._replace(param_tier="device")
+        near = self.choice(section._replace(zero=0), samples)
+        return near._replace(param_tier="device", expert_tier="device")
 
     def _apart(self, sections: tuple[Section, ...]) -> dict[Apart, tuple[Section, ...]]:
         """All ranks together, or those of each node; beside other pipelines, of each pipeline."""
@@ -221,6 +226,8 @@ class Costs:
             brings = "device" if choice.param_tier == "host" else choice.param_tier
             usual = self.memory(pool, choice._replace(tier=near, param_tier=brings), held)
             on_host = _of_params(usual) - _of_params(parts)
+        if choice.expert_tier == "host" and choice.brings_experts:
+            on_host += experts_apart(self.shape, held.of(choice))
         whole, divided = parts.whole, parts.divided.total * parts.part
         shared = whole.working + whole.buffers + whole.runtime
         return Bytes(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -94,6 +94,12 @@ class Pruned:
             every = *bounds, *(reason.bounds or ())
             reason.bounds = min(every), max(every)
 
+    def add_all(self, other: Pruned) -> None:
+        """Those of another search."""
+        for kind, out in other.reasons.items():
+            more = out.examples or [""]
+            self.add(kind, more[0], out.count, *(out.bounds or ()))
+
     def most_first(self) -> list[tuple[ReasonKind, PrunedFor]]:
         """The most frequent reason first."""
         return sorted(self.reasons.items(), key=lambda item: -item[1].count)
@@ -129,3 +135,24 @@ class Found:
 
 class NoPlan(ConfigError):  # noqa: N818 - a finding, and the name that callers read
     """Nothing fits: what is short by how much, where, and the smallest change that would do."""
+
+
+def together(found: Sequence[Found]) -> Found:
+    """What searches of the same chips found, each in plans that the others did not look at."""
+    every = sorted((c for each in found for c in (each.best, *each.others)), key=_step_s)
+    pruned = Pruned()
+    for each in found:
+        pruned.add_all(each.pruned)
+    return Found(
+        best=every[0],
+        others=tuple(every[1:]),
+        considered=sum(each.considered for each in found),
+        simulated=sum(each.simulated for each in found),
+        pruned=pruned,
+        bound_s=min(each.bound_s for each in found),
+        seconds=sum(each.seconds for each in found),
+    )
+
+
+def _step_s(candidate: Candidate) -> float:
+    return candidate.time.step_s

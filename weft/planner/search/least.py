@@ -83,6 +83,8 @@ class Relaxed:
         self.many = min(len(pools), options.max_pipelines or len(pools), self.samples)
         self.alone = Costs(problem, 1)
         self.beside = Costs(problem, self.many)
+        for costs in (self.alone, self.beside):  # few layers on a mesh may all stay
+            costs.expert_layers = problem.workload.spec.num_layers + 1
         self.num_layers = self.alone.num_layers
         fewest = self.samples if self.many == 1 else 1
         self.space = Space(self.alone, self.samples, fewest)
@@ -94,7 +96,8 @@ class Relaxed:
         unlike = len({pool.chip.name for pool in pools}) > 1 and options.unlike_meshes
         self.united = unlike and problem.cluster.world_size <= FEW_UNITED
         """Unlike chips may be one mesh, where state is wherever there is room."""
-        self.any_room = self.united or options.param_tiers[0] != "device"
+        elsewhere = {options.param_tiers[0], options.expert_tiers[0]} - {"device"}
+        self.any_room = self.united or bool(elsewhere)
         """No kind's memory binds: unlike chips are one mesh, or parameters wait on hosts, of which
         pipelines side by side have none."""
         self._ends_s: Callable[[int], float] = cache(self._ends_of)

@@ -32,9 +32,10 @@ def nearer(found: Found, problem: Problem) -> Found:
 def _nearer(candidate: Candidate, problem: Problem) -> Candidate:
     plan = candidate.plan
     for ranks in dict.fromkeys(stage.mesh.ranks for _, _, stage in plan.stages()):
-        every = (_with(tiers, ranks, plan) for tiers in _closer(problem))
-        changed = (each for each in every if each != plan and not shortages(each, problem))
-        plan = next(changed, plan)
+        for closer in (_closer(problem), _experts_closer(ranks, plan, problem)):
+            every = (_with(tiers, ranks, plan) for tiers in closer)
+            changed = (each for each in every if each != plan and not shortages(each, problem))
+            plan = next(changed, plan)
     time = problem.time(plan)
     if plan == candidate.plan or time.step_s > candidate.time.step_s:
         return candidate
@@ -54,6 +55,17 @@ def _closer(problem: Problem) -> Iterator[dict[str, Any]]:
         yield params
     if may_state:
         yield state
+
+
+def _experts_closer(ranks: Sequence[int], plan: Plan, problem: Problem) -> Iterator[dict[str, Any]]:
+    """Experts of one mesh on the device, or of as many of its layers at a time as there is room."""
+    mine = [stage for _, _, stage in plan.stages() if stage.mesh.ranks == ranks]
+    if any(stage.expert_tier == "device" for stage in mine):
+        return
+    if "device" in problem.options.expert_tiers:
+        yield {"expert_tier": "device"}
+    most = max(len(stage.blocks) for stage in mine)
+    yield from ({"expert_layers": many} for many in range(most, 2, -1))
 
 
 def _with(tiers: dict[str, Any], ranks: Sequence[int], plan: Plan) -> Plan:

@@ -97,10 +97,14 @@ def _on_hosts(attempt: Attempt, problem: Problem) -> Iterator[str]:
     options = problem.options
     pools = tuple(replace(pool, host_gib=inf) for pool in problem.cluster.pools)
     roomy = problem.on(ClusterView(pools))
-    tried = {"optimizer state": {"tiers": ("host",)}}
-    if "host" in options.param_tiers:
-        tried["optimizer state and parameters"] = {"tiers": ("host",), "param_tiers": ("host",)}
-    for words, asked in tried.items() if "host" in options.tiers else ():
+    state, tried = {"tiers": ("host",)}, dict[str, dict[str, Any]]()
+    if "host" in options.tiers:
+        tried["optimizer state"] = state
+        if "host" in options.param_tiers:
+            tried["optimizer state and parameters"] = state | {"param_tiers": ("host",)}
+    if "host" in options.expert_tiers:
+        tried["experts"] = {"expert_tiers": ("host",)}
+    for words, asked in tried.items():
         if attempt(leanest(roomy, **asked)) is not None:
             yield f"room for {words} in the memory of its nodes (host_gib)"
             return

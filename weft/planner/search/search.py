@@ -23,7 +23,7 @@ from weft.planner.search.by_heads import by_heads
 from weft.planner.search.choice import Apart, Line, Timed, inner_of, plan_of, used_cluster
 from weft.planner.search.costs import Costs
 from weft.planner.search.domains import searches_domains, with_best_domains
-from weft.planner.search.found import Candidate, Found, NoPlan, Pruned
+from weft.planner.search.found import Candidate, Found, NoPlan, Pruned, together
 from weft.planner.search.group import Group, Kept, Ledger
 from weft.planner.search.least import Relaxed
 from weft.planner.search.nearer import nearer
@@ -31,6 +31,7 @@ from weft.planner.search.no_plan import leanest, no_plan
 from weft.planner.search.refined import BEST_FEW, refined
 from weft.planner.search.sharing import shared
 from weft.planner.search.united import united, with_united
+from weft.planner.search.unlike_experts import unlike_experts, with_unlike_experts
 from weft.schedules.registry import SCHEDULES
 
 ALONE = 32
@@ -49,12 +50,28 @@ Arrangement = tuple[tuple[int, ...], ...]
 
 
 def search(problem: Problem, *, progress: Progress | None = None) -> Found:
-    """The fastest plan that fits.
+    """The fastest plan that fits, wherever experts are. On devices they take no longer, so that
+    others are looked at where memory rules something out.
 
     Raises:
         NoPlan: nothing fits.
         ConfigError: a rate is not known.
     """
+    found, none = list[Found](), list[NoPlan]()
+    for tried in problem.by_expert_tier():
+        if found and "memory" not in found[0].pruned.reasons:
+            break
+        try:
+            found.append(_searched(tried, progress))
+        except NoPlan as error:
+            none.append(error)
+    if not found:
+        raise none[0]
+    return nearer(together(found), problem) if len(found) + len(none) > 1 else found[0]
+
+
+def _searched(problem: Problem, progress: Progress | None) -> Found:
+    """With experts in the first tier that may be."""
     begin, options = perf_counter(), problem.options
     run = SearchRun(problem, Relaxed(problem))
     run.look_everywhere(progress)
@@ -67,7 +84,7 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
             return _otherwise(run, begin, progress)
         # Something fits, and the effort ended before it was looked at.
         more = replace(options, effort=LONGER * options.effort)
-        return search(replace(problem, options=more), progress=progress)
+        return _searched(replace(problem, options=more), progress)
     candidates = (
         [by_experts(by_heads(run.candidate(lines), problem), problem) for lines in found]
         for found in lists
@@ -76,6 +93,7 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
     fastest = refined(every, problem)
     if options.unlike_meshes and run.lacks_memory:
         fastest = with_united(fastest, problem)
+    fastest = with_unlike_experts(fastest, problem)
     return run.found(fastest, begin)
 
 
@@ -86,12 +104,14 @@ def _otherwise(run: SearchRun, begin: float, progress: Progress | None) -> Found
         NoPlan: nothing.
     """
     problem = run.problem
-    if run.options.unlike_meshes and (one := united(problem)):
-        return run.found([one], begin)
+    if run.options.unlike_meshes:
+        every = (one for one in (united(problem), unlike_experts(problem)) if one is not None)
+        if fastest := sorted(every, key=lambda one: one.time.step_s):
+            return run.found(fastest, begin)
     if elsewhere := _elsewhere(problem):
-        return nearer(search(elsewhere, progress=progress), problem)
+        return nearer(_searched(elsewhere, progress), problem)
     if divided := _divided(problem):
-        return nearer(search(divided, progress=progress), problem)
+        return nearer(_searched(divided, progress), problem)
     if roomy := _offloaded(problem, progress):
         return nearer(roomy, problem)
     raise _not_run(run) or no_plan(any_fit, problem)
@@ -125,7 +145,7 @@ def _offloaded(problem: Problem, progress: Progress | None) -> Found | None:
         asked = replace(tiers, recompute=("offload",), schedules=whole, mixed_recompute=False)
         tried = replace(problem, options=asked)
         if fits(tried):
-            found = search(tried, progress=progress)
+            found = _searched(tried, progress)
             every = (found.best, *found.others)
             roomy = [each for each in every if not shortages(each.plan, tried.on(each.cluster))]
             if roomy:

@@ -35,7 +35,9 @@ PARTS = 1000
 
 def united(problem: Problem) -> Candidate | None:
     """The fastest plan of one mesh of unlike chips that fits; None where there is none."""
-    found = [best for part in _groups(problem) if (best := _best(problem.on(part))) is not None]
+    found = [
+        best for part in unlike_groups(problem) if (best := _best(problem.on(part))) is not None
+    ]
     return min(found, key=lambda candidate: candidate.time.step_s, default=None)
 
 
@@ -47,10 +49,10 @@ def with_united(candidates: Sequence[Candidate], problem: Problem) -> list[Candi
     return [one, *candidates]
 
 
-def _groups(problem: Problem) -> Iterator[ClusterView]:
+def unlike_groups(problem: Problem) -> Iterator[ClusterView]:
     """Pools of several kinds that are one device to PyTorch, at one site."""
     pools, options = problem.cluster.pools, problem.options
-    elsewhere = {options.tiers[0], options.param_tiers[0]} - {"device"}
+    elsewhere = {options.tiers[0], options.param_tiers[0], options.expert_tiers[0]} - {"device"}
     if elsewhere or not (options.any_shape and options.unlike_stages):
         return
     for number in range(2 if options.leave_idle else len(pools), len(pools) + 1):

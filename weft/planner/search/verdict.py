@@ -40,17 +40,23 @@ class OutsideError(ValueError):
 
 
 def _refuse_other_tiers(plan: Plan, problem: Problem) -> None:
-    """It was looked for with one tier for state and one for parameters, beside the device."""
+    """It was looked for with one tier each for state, parameters and experts, beside the device."""
     for (state, params), _ in groupby((s.state_tier, s.param_tier) for _, _, s in plan.stages()):
         if state not in (problem.options.tiers[0], "device"):
             words = f"what only updates need was kept on the {problem.options.tiers[0]}"
             raise OutsideError(words)
         if params not in (problem.options.param_tiers[0], "device"):
             raise OutsideError(f"parameters were kept on the {problem.options.param_tiers[0]}")
+    others = {stage.expert_tier for _, _, stage in plan.stages()} - {"device"}
+    if others - {problem.options.expert_tiers[0]}:
+        raise OutsideError("experts were kept elsewhere")
 
 
 def verdict(plan: Plan, problem: Problem, *, best_s: float) -> Reason:
     """Why a plan that fits is not the one that was found, of which a step takes ``best_s``."""
+    tiers = {stage.expert_tier for _, _, stage in plan.stages()} - {"device"}
+    same = (each for each in problem.by_expert_tier() if {each.options.expert_tiers[0]} == tiers)
+    problem = next(same, problem)
     costs = Costs(problem, len(plan.pipelines))
     try:
         if bool(plan.casts) != bool(problem.options.border):
