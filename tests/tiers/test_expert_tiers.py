@@ -17,7 +17,7 @@ from train.test_life import live
 
 from weft.cluster.cluster import Cluster, Node
 from weft.comm.address import RankAddress
-from weft.config.errors import ConfigError, ConfigErrors
+from weft.config.errors import ConfigErrors
 from weft.config.load import load_config
 from weft.config.sections import AdamWConfig
 from weft.cost import memory as cost
@@ -36,7 +36,7 @@ from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.precision.roles import Tier
 from weft.report.metrics import read_metrics
 from weft.resolve.folder_here import on_disk
-from weft.resolve.planned import choose
+from weft.resolve.planned import options_in
 from weft.resolve.resolve import resolve
 from weft.train.assemble import fill, initial
 from weft.train.family import assemble_model
@@ -295,10 +295,18 @@ def test_refused_before_anything_starts(given: list[str], problem: str) -> None:
     assert problem in str(caught.value)
 
 
-def test_the_planner_keeps_experts_on_devices() -> None:
-    asked = load_config("debug", [MOE, "plan={auto: {}}", "optim.expert_tier=disk"]).config
-    with pytest.raises(ConfigError, match=r"optim.expert_tier = 'disk': expected device beside"):
-        choose(asked, None)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("given", "tiers"),
+    [
+        ([], ("device", "host")),
+        (["optim.state_folder=/x"], ("device", "host", "disk")),
+        (["optim.state_folder=/x", "optim.expert_tier=disk"], ("disk",)),
+        (["optim.kind=muon"], ("device",)),
+    ],
+)
+def test_the_planner_chooses_among_what_may_be(given: list[str], tiers: tuple[Tier, ...]) -> None:
+    asked = load_config("debug", [MOE, "plan={auto: {}}", *given]).config
+    assert options_in("bf16", asked).expert_tiers == tiers
 
 
 def test_experts_need_no_memory_but_room_on_disk(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from weft.config.delayed_scales import DelayedScales
 from weft.config.errors import ConfigError
+from weft.config.move_experts_section import MoveExpertsConfig
 from weft.config.names import names_of
 from weft.config.open_fields import OneOf, SectionOf, section_of
 from weft.config.plan_sections import Device, PlanConfig, Precision
@@ -259,9 +260,8 @@ class OptimConfig(Section):
     expert_tier: Literal["auto", "device", "host", "disk"] = "auto"
     """Where processes keep experts, with their gradients and all that updates need: "host" is the
     memory of an accelerator's machine, "disk" files in `state_folder`. A layer's experts come
-    before it computes, and one layer ahead, with the same numbers; "device" keeps them as all other
-    parameters. "auto" is "device", and with `plan.auto` another where that is faster, or nothing
-    else fits."""
+    before it computes, and one layer ahead, with the same numbers. "auto" is "device", and with
+    `plan.auto` another where that is faster, or nothing else fits."""
     expert_layers: Count = 2
     """Layers whose experts may be on the device at a time, where they are kept elsewhere: the one
     that computes, the one that comes next, and above 2 those that computed last."""
@@ -458,19 +458,6 @@ class BalanceConfig(Section):
 
     every: Count = 100
     """Steps from one look to the next."""
-
-
-class MoveExpertsConfig(Section):
-    """Experts on other ranks of the same stage where some have more tokens than others, between
-    steps, with the same numbers. Null by default: experts stay. `move_experts={}` takes what is
-    below."""
-
-    every: Count = 100
-    """Steps from one look to the next. Experts change places where ranks then have at least 5 %
-    less to wait for, by tokens of the logged steps between."""
-    replicate: Whole = 0
-    """Copies of experts, of each layer, that ranks may have beside one of each: of those with so
-    many tokens that no change of places helps. Each rank's tokens go to one of them."""
 
 
 class MetricsConfig(Section):

@@ -114,8 +114,8 @@ def _inside(
     for each, (experts, branch), layers in layers_alike(shape, work):
         for send in layer_sends(shape, each, experts=experts, branch=branch):
             if send.what == "experts":
-                for name, ranks, num_bytes in _exchanged(send, each, stage, cluster, calls):
-                    yield name, ranks, layers * num_bytes
+                both = _exchanged(send, each, stage, cluster, calls)
+                yield from ((name, ranks, layers * once) for name, ranks, once in both)
                 continue
             groups, ranks = many // send.group.size, ranks_of(send, stage.mesh)
             times = layers * groups * (send.group.size - 1)

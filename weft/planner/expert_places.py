@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import floor, inf
@@ -41,21 +41,31 @@ def refuse_wrong_places(plan: Plan, spec: ModelSpec) -> None:
         if ways == 1:
             hint = "All ranks of this stage have all of its experts."
             raise ConfigError(key, said, f"nothing where {AXIS} is 1", hint)
-        has_copies = any(len(places_at(at)) > 1 for places in said for at in places)
-        if has_copies and (why := _keeps_whole(stage)):
-            hint = "What several hold in part alike comes and goes with each of them."
-            raise ConfigError(key, said, f"one place for each expert {why}", hint)
+        _refuse_copies(key, stage)
         if [*map(len, said)] != wanted:
             expected = f"one place for each expert of its layers, {wanted} of them"
             raise ConfigError(key, said, expected)
         for places in filter(None, said):
-            every = [place for at in places for place in places_at(at)]
-            twice = any(len({*places_at(at)}) < len(places_at(at)) for at in places)
-            is_wrong = twice or not all(type(place) is int for place in every)
-            if is_wrong or {*every} != {*range(ways)} or () in places:
-                hint = "A rank without an expert would have nothing to do for the others."
-                expected = f"each of the places 0 to {ways - 1} at least once in each layer"
-                raise ConfigError(key, said, expected, hint)
+            _refuse_places(key, said, places, ways)
+
+
+def _refuse_places(key: str, said: object, places: Places, ways: int) -> None:
+    """Of the experts of one layer."""
+    every = [place for at in places for place in places_at(at)]
+    twice = any(len({*places_at(at)}) < len(places_at(at)) for at in places)
+    is_wrong = twice or () in places or not all(type(place) is int for place in every)
+    if is_wrong or {*every} != {*range(ways)}:
+        hint = "A rank without an expert would have nothing to do for the others."
+        expected = f"each of the places 0 to {ways - 1} at least once in each layer"
+        raise ConfigError(key, said, expected, hint)
+
+
+def _refuse_copies(key: str, stage: StagePlan) -> None:
+    has_copies = any(isinstance(at, tuple) for places in stage.expert_places for at in places)
+    if has_copies and (why := _keeps_whole(stage)):
+        hint = "What several hold in part alike comes and goes with each of them."
+        expected = f"one place for each expert {why}"
+        raise ConfigError(key, stage.expert_places, expected, hint)
 
 
 def _keeps_whole(stage: StagePlan) -> str:
@@ -173,6 +183,14 @@ def _by_place(load: Sequence[int], places: Places, paces: Sequence[float]) -> li
     return found
 
 
+def _with_one_more(places: Sequence[At], slowest: int, ways: int) -> Iterator[tuple[int, At]]:
+    """Of experts of the slowest place, where they would be with a further copy."""
+    for expert, at in enumerate(places):
+        having = places_at(at)
+        elsewhere = {*range(ways)} - {*having} if slowest in having else set()
+        yield from ((expert, tuple(sorted((*having, place)))) for place in elsewhere)
+
+
 def _copied(load: Sequence[int], places: Places, paces: Sequence[float], copies: int) -> Places:
     """With further copies of experts of the slowest place at others, as long as each saves what a
     move has to."""
@@ -180,13 +198,10 @@ def _copied(load: Sequence[int], places: Places, paces: Sequence[float], copies:
     for _ in range(copies):
         times = _by_place(load, tuple(now), paces)
         slowest = max(range(len(paces)), key=times.__getitem__)
-        tried = []
-        for expert, at in enumerate(now):
-            for place in {*range(len(paces))} - {*places_at(at)}:
-                if slowest in places_at(at):
-                    more = tuple(sorted((*places_at(at), place)))
-                    other = (*now[:expert], more, *now[expert + 1 :])
-                    tried.append((time_of(load, other, paces), expert, more))
+        tried = (
+            (time_of(load, (*now[:expert], at, *now[expert + 1 :]), paces), expert, at)
+            for expert, at in _with_one_more(now, slowest, len(paces))
+        )
         least, expert, more = min(tried, default=(inf, 0, ()))
         if least > (1 - LEAST_GAIN) * times[slowest]:
             break

@@ -87,11 +87,10 @@ def loading(
     stored = {name: checkpoint.shape(name) for name in checkpoint.names()}
     both = [name for name in shapes if name in stored]
     unlike = [name for name in both if stored[name] != shapes[name]]
-    missing = [name for name in shapes if name not in stored]
-    unused = [name for name in stored if name not in shapes]
-    folder, of_experts = checkpoint.folder, {param.name for param in params if param.of_experts}
-    others = list(_other_experts(config, unlike, stored, shapes, of_experts))
-    if others:
+    missing, unused = _only(shapes, stored), _only(stored, shapes)
+    folder = checkpoint.folder
+    of_experts = {param.name for param in params if param.of_experts}
+    if others := list(_other_experts(config, unlike, stored, shapes, of_experts)):
         raise ConfigErrors(others)
     errors = [
         *_unlike_dimensions(config.load, unlike, stored, shapes),
@@ -123,6 +122,11 @@ def loading(
     )
 
 
+def _only(these: Iterable[str], those: Collection[str]) -> list[str]:
+    """Names of these alone."""
+    return [name for name in these if name not in those]
+
+
 def _other_experts(
     config: CheckpointConfig,
     names: Sequence[str],
@@ -135,7 +139,7 @@ def _other_experts(
     load, found = str(config.load), dict[str, ConfigError]()
     for name in names:
         was, now = stored[name], shapes[name]
-        if len(was) == len(now) + 1 and name not in of_experts:
+        if len(was) == 3 == len(now) + 1 and name not in of_experts:
             expected = "a model without experts"
             hint = f"model.experts={{count: {was[0]}, ..}}, as that run has it, makes such a model."
             found["fewer"] = ConfigError(LOAD, load, expected, hint)
