@@ -576,6 +576,62 @@ int64_t peak_bytes() {
   return device_memory().peak;
 }
 
+/// The most that a process holds at once of a processor's memory, from when it begins to count.
+class Counted final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t size) override {
+    void* data = c10::alloc_cpu(size);
+    std::lock_guard<std::mutex> held(counting);
+    sizes[data] = static_cast<int64_t>(size);
+    used += static_cast<int64_t>(size);
+    peak = std::max(peak, used);
+    return {data, data, &free_counted, c10::Device(c10::DeviceType::CPU)};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &free_counted;
+  }
+
+  void copy_data(void* target, const void* source, size_t size) const override {
+    default_copy_data(target, source, size);
+  }
+
+  std::mutex counting;
+  std::map<void*, int64_t> sizes;
+  int64_t used = 0;
+  int64_t peak = 0;
+
+ private:
+  static void free_counted(void* data);
+};
+
+Counted& counted() {
+  static auto* memory = new Counted(); // outlives every tensor
+  return *memory;
+}
+void Counted::free_counted(void* data) {
+  auto& memory = counted();
+  std::lock_guard<std::mutex> held(memory.counting);
+  if (auto found = memory.sizes.find(data); found != memory.sizes.end()) {
+    memory.used -= found->second;
+    memory.sizes.erase(found);
+  }
+  c10::free_cpu(data);
+}
+
+/// Begin to count what comes from here on; what was there before is no part of it.
+void count() {
+  c10::SetCPUAllocator(&counted(), 1);
+  std::lock_guard<std::mutex> held(counted().counting);
+  counted().used = counted().peak = 0;
+  counted().sizes.clear();
+}
+
+int64_t most_bytes() {
+  std::lock_guard<std::mutex> held(counted().counting);
+  return counted().peak;
+}
+
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
 } // namespace
@@ -585,6 +641,8 @@ TORCH_LIBRARY(chipb, m) {
   at::RegisterPrivateUse1HooksInterface(hooks);
   m.def("peak_bytes() -> int", &peak_bytes);
   m.def("forget() -> ()", &forget);
+  m.def("count() -> ()", &count);
+  m.def("most_bytes() -> int", &most_bytes);
   m.def("call(Tensor[] reads, Tensor[] writes, str what) -> ()", &call);
   m.def("load(Tensor tensor) -> Tensor", &load);
   m.def("store(Tensor tensor, Tensor bytes) -> ()", &store);

@@ -8,7 +8,7 @@ the sequence is long: 256 Ki tokens of 1024 channels keep 10 GiB a layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from weft.cost.work import StageWork, layers_alike
@@ -50,15 +50,59 @@ def layer_working(
 ) -> float:
     """Bytes that live while one layer computes: what recomputation brings back, and gradients."""
     items = layer_items(shape, work, experts=experts, branch=branch)
-    again = max((_made_again(items, names, work) for names, _ in work.recompute), default=0.0)
-    again += max((_away(items, names) for names, _ in work.recompute), default=0.0)  # a neighbour's
-    many = 3 if work.eager else 1
+    slabs = [names for names, _ in work.recompute]
+    if sum(part for _, part in work.recompute) < 1 or not slabs:
+        slabs.append(())
+    if work.eager:
+        return max(_on_processor(shape, work, items, names, branch) for names in slabs)
+    again = max(_made_again(items, names, work) for names in slabs)
+    again += max(_away(items, names) for names in slabs)  # a neighbour's
     width = shape.d_ff / work.share("d_ff")
     if branch == "attention":
         width = shape.num_heads * shape.value_width / work.share("heads")
-    elif sum(part for _, part in work.recompute) == 1:  # of a chunk, where all layers have chunks
-        width *= max(_at_once(names, work) for names, _ in work.recompute)
-    return again + work.wide * work.tokens * (shape.d_model + many * width)
+    else:  # of a chunk, where all layers have chunks
+        width *= max(_at_once(names, work) for names in slabs)
+    return again + work.wide * work.tokens * (shape.d_model + width)
+
+
+def _on_processor(
+    shape: ModelShape,
+    work: StageWork,
+    items: Mapping[Item, float],
+    names: Sequence[str],
+    branch: Branch | None,
+) -> float:
+    """The more of the two parts of a layer's backward, beside all that the layer keeps: when
+    attention's begins, what the feed-forward kept is gone."""
+    modes = [MODES[name] for name in names]
+    most = []
+    if branch != "attention":
+        again = [mode.name for mode in modes if mode.branch != "attention"]
+        width = shape.d_ff / work.share("d_ff") * _at_once(names, work)
+        grads = 2 if shape.gated else 1  # of three, or two: what they are made of is gone
+        wide = work.wide * work.tokens * (shape.d_model + grads * width)
+        most.append(_made_again(items, again, work) + wide)
+    if branch != "feed_forward" and shape.num_heads:
+        again = [mode.name for mode in modes if mode.branch != "feed_forward"]
+        whole = any(not mode.branch and mode.items for mode in modes)
+        dropped = {item for mode in modes for item in mode.items}
+        gone = {*_SECOND} if whole else {*_SECOND} - dropped
+        read = _attention_grads(shape, work, copied="core" in names)
+        left = sum(size for item, size in items.items() if item in gone)
+        most.append(_made_again(items, again, work) + read - left)
+    return max(most) + _away(items, names)  # a neighbour's
+
+
+def _attention_grads(shape: ModelShape, work: StageWork, *, copied: bool) -> float:
+    """Of attention in blocks of queries: gradients of what it reads, of what it makes and of that
+    by heads, scores of a block and theirs. ``copied``: it makes again what it reads by heads."""
+    heads = shape.num_heads / work.share("heads")
+    kv_heads = max(shape.num_kv_heads / work.share("kv_heads"), float(shape.latent is None))
+    read = heads * shape.key_width + kv_heads * (shape.key_width + shape.value_width)
+    made = 2 * heads * shape.value_width
+    scores = 2 * heads * min(BLOCK_QUERIES, work.seq_len) * work.samples * work.seq_len
+    wide = work.tokens * (shape.d_model + read * (1 + copied) + made) + scores
+    return work.wide * wide
 
 
 def layer_away(
@@ -178,12 +222,16 @@ def stage_kept(shape: ModelShape, work: StageWork) -> float:
         number * layer_kept(shape, each, **kind._asdict())
         for each, kind, number in layers_alike(shape, work)
     )
-    rows = work.rows
-    embedding = (8 * work.tokens + shape.dropout * rows * shape.d_model) * work.embeds
-    norm = 2 * work.wide * rows * shape.d_model * (work.predicts > 0)
+    embedding = (8 * work.tokens + shape.dropout * work.rows * shape.d_model) * work.embeds
+    return layers + embedding + _end_kept(shape, work)
+
+
+def _end_kept(shape: ModelShape, work: StageWork) -> float:
+    """Of the last norm and the head."""
+    norm = 2 * work.wide * work.rows * shape.d_model * (work.predicts > 0)
     if 0 < work.predicts < 1:  # a part of the head keeps its logits
         norm += work.wide * work.tokens * shape.vocab_size * work.predicts / work.share("vocab")
-    return layers + embedding + norm
+    return norm
 
 
 def stage_away(shape: ModelShape, work: StageWork, *tiers: str) -> float:
@@ -196,11 +244,15 @@ def stage_away(shape: ModelShape, work: StageWork, *tiers: str) -> float:
 
 
 def stage_working(shape: ModelShape, work: StageWork) -> float:
-    """The most that lives while one layer, or the head, computes."""
-    layers = [
-        layer_working(shape, each, **kind._asdict()) for each, kind, _ in layers_alike(shape, work)
-    ]
-    return max([*layers, logits(shape, work)], default=0.0)
+    """The most that lives while one layer, or the head, computes, beside all that the stage keeps:
+    what later layers kept is gone by then."""
+    found, before = logits(shape, work), 0.0
+    if work.eager:  # what the last norm keeps is gone
+        before = _end_kept(shape, work)
+    for each, kind, number in reversed(list(layers_alike(shape, work))):
+        found = max(found, layer_working(shape, each, **kind._asdict()) - before)
+        before += number * layer_kept(shape, each, **kind._asdict())
+    return found
 
 
 def logits(shape: ModelShape, work: StageWork) -> float:

@@ -31,6 +31,10 @@ BUCKET_BYTES = 8 << 20
 """Of one bucket of gradients; one is filled while one is on its way."""
 
 
+LIBRARY_BYTES = BUCKET_BYTES
+"""That a library of collectives takes for itself besides, on a processor."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
     """Bytes on one rank at the step's peak, by what they are for."""
@@ -176,9 +180,7 @@ def stage_memory(
     overheads = overheads or (CPU if work.eager else ACCELERATOR)
     whole, divided = _state(shape, choice)
     kept, away, last = stage_kept(shape, work), stage_away(shape, work), logits(shape, work)
-    working = max(stage_working(shape, work) - last, 0.0)
-    if work.eager:  # the head's gradients are there while the layers' backward computes
-        working = stage_working(shape, work._replace(predicts=False))
+    working = stage_working(shape, work) - last
     comes = choice.zero == 3 or choice.brings_params
     gathered = gathered_layers(shape, choice, work) if comes else 0.0
     if choice.brings_params:  # gradients of one layer, until they are added
@@ -190,7 +192,7 @@ def stage_memory(
             **whole,
             working=working,
             logits=last,
-            buffers=_buckets(choice)
+            buffers=_buckets(shape, choice)
             + _terms(shape, choice)
             + gathered
             + _rooms(shape, choice)
@@ -237,10 +239,17 @@ def _state(shape: ModelShape, choice: StageChoice) -> tuple[dict[str, float], Me
     return whole, Memory(**divided)
 
 
-def _buckets(choice: StageChoice) -> float:
-    """Two on their way; on a processor from level 2 on with what came, and one more."""
-    many = 5 if choice.work.eager and choice.zero >= 2 else 2
-    return many * BUCKET_BYTES * (choice.num_holders > 1)
+def _buckets(shape: ModelShape, choice: StageChoice) -> float:
+    """Two on their way. On a processor from level 2 on three of the program's with what comes of
+    them, some of them while the next microbatch computes already; and what the library has."""
+    if choice.num_holders == 1:
+        return 0.0
+    if not choice.work.eager or choice.zero < 2:
+        return 2 * BUCKET_BYTES
+    dense, experts = trained_params(shape, choice)
+    own = _largest_unit(shape, choice.work) if choice.zero == 3 else dense + experts
+    largest = min(BUCKET_BYTES, choice.state.grad * own)
+    return LIBRARY_BYTES + min(3 * largest, choice.state.grad * own) * 1.5
 
 
 def _rooms(shape: ModelShape, choice: StageChoice) -> float:
@@ -307,10 +316,15 @@ def _terms(shape: ModelShape, choice: StageChoice) -> float:
 
 def gathered_layers(shape: ModelShape, choice: StageChoice, work: StageWork) -> float:
     """Bytes that level 3 holds whole: the layer that computes and the next one."""
+    return choice.state.weight * _largest_unit(shape, work, layers=2)
+
+
+def _largest_unit(shape: ModelShape, work: StageWork, *, layers: int = 1) -> float:
+    """Parameters of so many layers, or of a table where that has more."""
     dense, experts = stage_params(shape, work.layers, work.axes, embeds=False, predicts=False)
-    layers = 2 * (dense + experts * work.expert_part) / max(work.num_layers, 1)
+    inside = layers * (dense + experts * work.expert_part) / max(work.num_layers, 1)
     table = shape.table_params / work.share("vocab") * max(work.embeds, work.predicts)
-    return choice.state.weight * max(layers, table)
+    return max(inside, table)
 
 
 def memory_of_plan(

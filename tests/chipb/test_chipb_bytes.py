@@ -1,0 +1,113 @@
+"""The most bytes of a step, counted by the allocator of a processor, beside the model of memory.
+
+What PyTorch's allocator never sees is left out on both sides: the runtime, what fragments, and what
+a library of collectives takes for itself.
+"""
+
+import gc
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from chipb.chip import with_chips
+
+from weft.comm.address import RankAddress
+from weft.config.sections import AdamWConfig
+from weft.cost.memory import BUCKET_BYTES, LIBRARY_BYTES, Overheads, memory_of_plan
+from weft.diagnose.verify import Rehearsal, rehearsing, synthetic_microbatches
+from weft.elastic.pool import WorkerPool
+from weft.models.registry import FAMILIES
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
+from weft.precision.roles import Tier
+from weft.train.assemble import fill, initial
+
+LAYERS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A stage, twice a microbatch."""
+
+    recompute: str = "off"
+    precision: str = "fp32"
+    family: str = "llama"
+    ranks: int = 1
+    zero: ZeroLevel = 0
+    state_tier: Tier = "device"
+    param_tier: Tier = "device"
+    samples: int = 2
+    """Of a microbatch, for each rank."""
+    seq_len: int = 256
+
+    def plan(self) -> Plan:
+        axes = {"dp": self.ranks} if self.ranks > 1 else {}
+        stage = StagePlan(
+            mesh=Mesh.of(range(self.ranks), **axes),
+            layers=(0, LAYERS),
+            precision=self.precision,
+            recompute=self.recompute,
+            zero=self.zero,
+            state_tier=self.state_tier,
+            param_tier=self.param_tier,
+        )
+        many = self.samples * self.ranks
+        line = PipelinePlan(stages=(stage,), samples=2 * many, microbatch=many)
+        return Plan(num_layers=LAYERS, pipelines=(line,))
+
+    def rehearsal(self, folder: str) -> Rehearsal:
+        spec = next(iter(FAMILIES[self.family].sizes.values())).reduced()
+        kv_heads = 4 if self.family == "llama" else 8
+        spec = replace(spec, num_layers=LAYERS, d_model=256, d_ff=512, num_heads=8)
+        spec = replace(spec, num_kv_heads=kv_heads, d_head=32, dropout=0.1 * (kv_heads == 8))
+        spec = replace(spec, seq_len=self.seq_len)
+        return Rehearsal(
+            spec=spec, optim=AdamWConfig(state_folder=folder), seq_len=self.seq_len, seed=1
+        )
+
+
+MADE_AGAIN = (
+    "off", "core", "attention", "activation", "feed_forward", "full", "full:3",
+    "attention+activation", "core+full:2", "offload_disk", "full:2+offload_disk",
+)  # fmt: skip
+ROWS = [
+    *(Row(recompute=text) for text in MADE_AGAIN),
+    Row(recompute="full+chunks", samples=10),
+    Row(recompute="off", family="gpt2"),
+    Row(recompute="attention+activation", family="gpt2"),
+    Row(recompute="full", precision="bf16", samples=1, seq_len=64),
+    *(Row(ranks=2, zero=level) for level in (0, 1, 2, 3)),
+    Row(ranks=2, zero=3, recompute="core+full:2"),
+    Row(state_tier="disk"),
+    Row(precision="bf16", param_tier="disk", seq_len=128),
+    Row(precision="bf16", state_tier="disk", param_tier="disk", seq_len=128),
+]  # fmt: skip
+
+
+def named(row: Row) -> str:
+    kept = f"state on {row.state_tier}, parameters on {row.param_tier}, zero {row.zero}"
+    return f"{row.family}, {row.precision}, {row.recompute}, {kept}, {row.ranks}"
+
+
+def most(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> int:
+    """Bytes of this rank at the peak of two steps, with one document a sample."""
+    gc.collect()
+    torch.ops.chipb.count()
+    with rehearsing(address, plan, rehearsal) as (comm, built):
+        fill(built.gradients, initial(1))
+        for step in range(2):
+            micros = synthetic_microbatches(comm, plan, rehearsal, step)
+            whole = [replace(m, context=replace(m.context, documents=None)) for m in micros]
+            built.engine.step(whole)
+        built.gradients.fence()
+    found: int = torch.ops.chipb.most_bytes()
+    return found
+
+
+@pytest.mark.parametrize("row", ROWS, ids=named)
+def test_as_the_model_has_it(row: Row, chips: WorkerPool, tmp_path: object) -> None:
+    plan, rehearsal = row.plan(), row.rehearsal(str(tmp_path))
+    found = chips.run(with_chips, most, plan, rehearsal, world_size=plan.world_size)
+    told = memory_of_plan(plan, rehearsal.spec, row.seq_len, {"cpu": Overheads()})[0]
+    library = 0 if row.ranks == 1 else LIBRARY_BYTES if row.zero >= 2 else 2 * BUCKET_BYTES
+    assert max(found) == pytest.approx(told.total - told.fragments - library, rel=0.03)
