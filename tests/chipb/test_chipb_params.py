@@ -17,7 +17,7 @@ from weft.cost.memory import memory_of_plan
 from weft.data.synthetic import SyntheticDataset
 from weft.diagnose.verify import rehearse
 from weft.elastic.pool import WorkerPool
-from weft.models.registry import FAMILIES
+from weft.models.registry import FAMILIES, shape_of
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.precision.roles import Tier
@@ -43,7 +43,8 @@ def test_not_one_bit_differs(case: Case, chips: WorkerPool) -> None:
 
     plan = replace(case, precision="bf16").plan()
     plan = on(plan, " ".join([NAME] * len(plan.pipelines[0].positions())))
-    tiers = [("device", "device"), ("host", "device"), ("host", "disk"), ("disk", "device")]
+    tiers = [("device", "device"), ("host", "device"), ("host", "host"), ("host", "disk")]
+    tiers += [("disk", "device"), ("disk", "disk")]
 
     def trace(params: str, state: str) -> Any:
         kept = plan.each(lambda stage: replace(stage, param_tier=params, state_tier=state))
@@ -58,18 +59,23 @@ def test_not_one_bit_differs(case: Case, chips: WorkerPool) -> None:
                 assert np.array_equal(values, theirs[name], equal_nan=True), name
 
 
-def alone(tier: Tier) -> Plan:
+def alone(params: Tier, state: Tier) -> Plan:
     stage = StagePlan(
-        mesh=Mesh.of((0,)), layers=(0, 8), device=NAME, precision="bf16", param_tier=tier
+        mesh=Mesh.of((0,)),
+        layers=(0, 8),
+        device=NAME,
+        precision="bf16",
+        param_tier=params,
+        state_tier=state,
     )
     line = PipelinePlan(stages=(stage,), samples=1, microbatch=1)
     return Plan(num_layers=8, pipelines=(line,))
 
 
-def most(address: RankAddress, tier: Tier) -> int:
+def most(address: RankAddress, tiers: tuple[Tier, Tier]) -> int:
     """Bytes of the chip at the peak of forwards and backwards."""
-    comm, _ = join_plan(address, alone(tier), timeout_s=600)
-    built = assemble_model(alone(tier), SPEC, comm, optim=AdamWConfig(), seq_len=16)
+    comm, _ = join_plan(address, alone(*tiers), timeout_s=600)
+    built = assemble_model(alone(*tiers), SPEC, comm, optim=AdamWConfig(), seq_len=16)
     fill(built.gradients, initial(1))
     batch = SyntheticDataset(vocab_size=SPEC.vocab_size, seq_len=16, seed=2).batch(range(1))
     (micro,) = cut(batch, [1], torch.device(NAME, 0))
@@ -81,12 +87,15 @@ def most(address: RankAddress, tier: Tier) -> int:
 
 def test_two_layers_are_on_the_chip_at_a_time(library: Path) -> None:
     """As the model of memory has it. A process knows the most that it ever held: less first."""
+    every: list[tuple[Tier, Tier]] = [("host", "host"), ("disk", "device"), ("device", "device")]
     with WorkerPool() as pool:
-        found, usual = (
-            pool.run(with_chips, most, tier, world_size=1)[0] for tier in ("disk", "device")
-        )
-    for tier, peak in (("disk", found), ("device", usual)):
-        told = memory_of_plan(alone(tier), SPEC, 16)[0]
+        away, *peaks = [pool.run(with_chips, most, tiers, world_size=1)[0] for tiers in every]
+    for (params, state), peak in zip(every[1:], peaks, strict=True):
+        told = memory_of_plan(alone(params, state), SPEC, 16)[0]
         masters = told.optimizer / 3  # the rest comes with the first update
         told = replace(told, runtime=0.0, optimizer=masters)
         assert peak == pytest.approx(told.total, rel=0.03)
+    told = memory_of_plan(alone("host", "host"), SPEC, 16)[0]
+    assert told.state == 0
+    # Gradients and masters in four bytes each: no part of either waits on the chip.
+    assert peaks[0] - away == pytest.approx(8 * shape_of(SPEC).params, rel=0.03)

@@ -85,7 +85,8 @@ def test_every_byte_is_here_or_there() -> None:
     for text, layers in (("offload", 16), ("offload:4", 4)):
         usual, away = (problem.memory(plan(each))[0] for each in ("off", text))
         assert usual.activations - away.activations == pytest.approx(2 * layers * layer)
-        assert away.working - usual.working == pytest.approx(2 * layer)
+        # The first four come back when the others, and all that they keep, are gone.
+        assert away.working - usual.working == pytest.approx(2 * layer * (layers == 16))
         assert kept_on_hosts(plan(text), problem.memory)[0] == pytest.approx(2 * layers * layer)
     late, usual = (problem.memory(plan(each, schedule="zb-h1"))[1] for each in ("offload", "off"))
     assert late.working - usual.working > 16 * layer  # one came back, whose weights wait

@@ -28,7 +28,7 @@ from weft.cost.work import (
     stride,
     width_of,
 )
-from weft.memory.tiers import keeps_apart
+from weft.memory.tiers import keeps_apart, of_gradients
 from weft.plan.borders import Layers, Place, in_parts
 from weft.plan.mesh import EXPERT_AXIS, Mesh
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan, ZeroLevel
@@ -98,6 +98,16 @@ class StageChoice(NamedTuple):
     def brings_params(self) -> bool:
         """Parameters come to the device's memory when something computes with them."""
         return keeps_apart(self.param_tier, HOST if self.work.eager else "")
+
+    @property
+    def grad_tier(self) -> Tier:
+        """Where gradients go as backward makes them."""
+        return of_gradients(self.param_tier, self.tier, HOST if self.work.eager else "")
+
+    @property
+    def keeps_grads_apart(self) -> bool:
+        """That is not the device's memory."""
+        return self.grad_tier != "device"
 
     def taking(self, samples: int) -> StageChoice:
         """With so many samples of a microbatch on its rank."""

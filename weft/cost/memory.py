@@ -226,6 +226,8 @@ def _state(shape: ModelShape, choice: StageChoice) -> tuple[dict[str, float], Me
     }
     if choice.keeps_apart:
         del state["optimizer"]
+    if choice.keeps_grads_apart:
+        del state["grads"]
     if choice.brings_params:
         state["weights"] = 0.0, "weight"
     whole, divided = {}, {}
@@ -258,13 +260,14 @@ def _rooms(shape: ModelShape, choice: StageChoice) -> float:
     if not choice.keeps_apart:
         return 0.0
     params = sum(trained_params(shape, choice)) * choice.kept
-    piece = float(PIECE_BYTES)
+    piece, each = float(PIECE_BYTES), choice.state.optimizer
+    each += choice.state.grad * choice.keeps_grads_apart
     if not choice.by_element:
         work = choice.work
         tables = shape.table_params / work.share("vocab") * (work.embeds or work.predicts)
         matrix = shape.d_model * shape.d_ff / work.share("d_ff")
-        piece = max(piece, choice.state.optimizer * choice.kept * max(tables, matrix))
-    return min(NUM_ROOMS * piece, choice.state.optimizer * params)
+        piece = max(piece, each * choice.kept * max(tables, matrix))
+    return min(NUM_ROOMS * piece, each * params)
 
 
 def _experts_here(shape: ModelShape, choice: StageChoice) -> float:

@@ -127,6 +127,8 @@ def _beside_host(
         for embeds, predicts in tables
     ]
     forward_s, backward_s = sum(ends), sum(ends[work.embeds :])
+    if choice.keeps_grads_apart:  # backward waits for each
+        backward_s += grads_away_bytes(shape, choice) / rates.of(choice.grad_tier)
     for part in work.in_turn():
         layers = choice.holding(part.layers, embeds=False, predicts=False)
         away_s = sum(stage_away(shape, part, tier) / rates.of(tier) for tier in APART)
@@ -183,6 +185,13 @@ def brought_bytes(shape: ModelShape, choice: StageChoice) -> float:
         return 0.0
     brought = choice.state.weight * choice.gathers
     return brought * sum(trained_params(shape, choice)) * choice.kept
+
+
+def grads_away_bytes(shape: ModelShape, choice: StageChoice) -> float:
+    """Bytes of gradients that a rank sends elsewhere after what it computes once."""
+    if not choice.keeps_grads_apart:
+        return 0.0
+    return choice.state.grad * sum(trained_params(shape, choice)) * choice.kept
 
 
 def message_seconds(
@@ -279,7 +288,8 @@ class _State:
         behind all but the first piece."""
         if not self.choice.keeps_apart:
             return 0.0
-        num_bytes = self.choice.state.optimizer * updated
+        state = self.choice.state
+        num_bytes = (state.optimizer + state.grad * self.choice.keeps_grads_apart) * updated
         ways = 2 if self.choice.tier == "disk" else 1
         first = min(PIECE_BYTES, num_bytes)
         return (ways * num_bytes + first) / self.hardware.tiers.of(self.choice.tier)

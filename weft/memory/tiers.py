@@ -31,6 +31,14 @@ class Rates(NamedTuple):
 USUAL = Rates()
 
 
+def of_gradients(params: Tier, state: Tier, device: str) -> Tier:
+    """Where gradients are from backward to their update, by where parameters and what only updates
+    need are: where neither is on the device, there too, on the nearer of the two."""
+    if keeps_apart(params, device) and keeps_apart(state, device):
+        return "host" if "host" in (params, state) else "disk"
+    return "device"
+
+
 def keeps_apart(tier: Tier, device: str) -> bool:
     """Tensors of a tier are not in the memory of this kind of device. A processor's memory is the
     host's: there is nothing to gain from one in the other."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -84,9 +84,10 @@ class Accumulator:
         self._flat: Tensor | None = None
         """Persistent up to level 1; above from the first gradient to the reduction."""
         segment = bucket.segment(comm.rank) if bucket.level else 0
-        self._own = zeros((segment,), role, self._device)
-        self._is_apart = is_apart(self._own, self._device)
-        """It is where the rank keeps all that it has of the bucket."""
+        whole = replace(role, tier="device") if bucket.level < 3 else role
+        self._own = zeros((segment,), whole, self._device)
+        self.is_apart = is_apart(self._own, self._device)
+        """Sums are not kept on the device."""
         self.slots = []
         for entry in bucket.entries:
             local = params[entry.held.spec.name]
@@ -97,7 +98,7 @@ class Accumulator:
 
     @property
     def kept_bytes(self) -> int:
-        own = 0 if self._is_apart else self._own.nbytes
+        own = 0 if self.is_apart else self._own.nbytes
         return own + (0 if self._flat is None else self._flat.nbytes)
 
     def follow(self, rounds: int) -> None:
@@ -149,10 +150,10 @@ class Accumulator:
         self._num_reduced += 1
         if self.bucket.level >= 2:
             self._flat = None
-        if self._is_apart and len(self.near) == 1:  # nobody to wait for
+        if self.is_apart and len(self.near) == 1:  # nobody to wait for
             self._put(sent, is_first=is_first)
             return nothing
-        is_in_place = is_first and sent is flat and not self._is_apart
+        is_in_place = is_first and sent is flat and not self.is_apart
         own = self._own if is_in_place else sent.new_empty(self._own.shape)
         arrived = self._scattered(sent, own)
 
@@ -198,10 +199,10 @@ class Accumulator:
             if sent is not self._flat:
                 ended = then(ended, partial(self._whole().copy_, sent))
             return _Once(ended, [sent, part])
-        if self._own.dtype == self._travel_dtype:
+        if self._own.dtype == self._travel_dtype and not self.is_apart:
             last.finish, ended = self._between.sum(last.finish, self._own)
             return ended
-        part = torch.empty_like(self._own, dtype=self._travel_dtype)
+        part = torch.empty_like(self._own, dtype=self._travel_dtype, device=self._device)
         first = then(last.finish, partial(part.copy_, self._own))
         last.finish, ended = self._between.sum(first, part)
         return _Once(then(ended, partial(self._own.copy_, part)), [part])

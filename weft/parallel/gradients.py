@@ -143,7 +143,7 @@ class Gradients:
     def _note_rests(self) -> None:
         for sums, mains in zip(self._sums, self._mains_of, strict=True):
             for main, view in zip(mains, sums.sums, strict=True):
-                main.rests = view if main.tier != "device" else None
+                main.rests = view if sums.is_apart else None
 
     def follow(self, rounds: int) -> None:
         """So many microbatches in each of the steps from here on."""

@@ -111,7 +111,7 @@ def kept_on_hosts(
 
     def away(rank: int) -> float:
         found, whole = here[rank], usual[rank]
-        state = whole.optimizer + whole.weights - found.optimizer - found.weights
+        state = whole.state - found.state
         return state + whole.activations - found.activations
 
     return {rank: away(rank) for mesh in apart for rank in mesh.ranks}

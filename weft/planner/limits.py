@@ -10,7 +10,7 @@ from typing import Literal
 from weft.config.axes import ENTRIES
 from weft.cost.activations import stage_away
 from weft.cost.choice import choice_of
-from weft.cost.timing import brought_bytes
+from weft.cost.timing import brought_bytes, grads_away_bytes
 from weft.memory.tiers import APART
 from weft.models.registry import shape_of
 from weft.plan.plan import StagePlan
@@ -106,6 +106,13 @@ class Limits:
             yield (
                 f"parameters wait on the {where}: each forward and backward brings "
                 f"{brought / 1e9:.3g} GB to each chip, at {rates.of(where) / 1e9:.3g} GB/s"
+            )
+        gone = sum(grads_away_bytes(shape, each) for each in choices)
+        if gone:
+            where = choices[0].grad_tier
+            yield (
+                f"gradients go to the {where}: each backward sends {gone / 1e9:.3g} GB from each "
+                f"chip, at {rates.of(where) / 1e9:.3g} GB/s, and waits for it"
             )
         for tier in APART:
             away = sum(each.passes * stage_away(shape, each.work, tier) for each in choices)

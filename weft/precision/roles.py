@@ -135,6 +135,10 @@ class Roles:
         """The same, where parameters are kept in a tier until something computes with them."""
         return replace(self, parameters=replace(self.parameters, tier=tier, folder=folder))
 
+    def adding_up_in(self, tier: Tier, folder: str | None) -> Roles:
+        """The same, where gradients are added up in a tier."""
+        return replace(self, accumulation=replace(self.accumulation, tier=tier, folder=folder))
+
     def kept_in(self, tier: Tier) -> Roles:
         """The same of what is in a tier as a whole; its folder is that of what updates need."""
         if tier == "device":

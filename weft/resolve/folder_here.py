@@ -64,11 +64,13 @@ def on_disk(resolved: Resolved, plan: Plan, ranks: Sequence[int]) -> OnDisk:
         )
         for rank in {*stages[0].mesh.ranks}.intersection(ranks):
             state = usual[rank].optimizer - here[rank].optimizer
+            grads = usual[rank].grads - here[rank].grads
             params = usual[rank].weights - here[rank].weights
             kept = usual[rank].activations - here[rank].activations
             many = line.num_microbatches
             moved = 2 * state + params * (1 + 2 * many) + 2 * away * many
-            found = OnDisk(*map(add, found, (state, params, kept, moved, 0.0)))
+            moved += 2 * grads * many  # added to at each, and read by the update
+            found = OnDisk(*map(add, found, (state + grads, params, kept, moved, 0.0)))
     return found
 
 

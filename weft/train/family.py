@@ -12,6 +12,7 @@ from torch import nn
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.config.sections import OptimConfig, SitesConfig
+from weft.memory.tiers import of_gradients
 from weft.models.family import Task, TaskInParts
 from weft.models.registry import FAMILIES, build_stage, modules_of, param_specs
 from weft.nn.shapes import only_shapes
@@ -63,12 +64,15 @@ def assemble_model(
         own_layout = placed(layout, asked.places)
         apply_layout(stage.module, own_layout, here, share.comm, sizes=own)
 
+    asked = rank_plan.stage_plan
+    grads = of_gradients(asked.param_tier, asked.state_tier, asked.device)
     source = Source(
         specs=marked(optim, param_specs(spec)),
         tilings=param_tilings(plan, spec),
-        precision=PRECISIONS[rank_plan.stage_plan.precision]
-        .updating_in(rank_plan.stage_plan.state_tier, optim.state_folder)
-        .computing_from(rank_plan.stage_plan.param_tier, optim.state_folder),
+        precision=PRECISIONS[asked.precision]
+        .updating_in(asked.state_tier, optim.state_folder)
+        .computing_from(asked.param_tier, optim.state_folder)
+        .adding_up_in(grads, optim.state_folder),
         stage=partial(_stage, spec, buffers),
         split=split,
         objective=task.objective,

@@ -82,9 +82,8 @@ class Bytes(NamedTuple):
 
 
 def _of_params(memory: StageMemory) -> float:
-    """Bytes of parameters, and of what only updates need."""
-    divided = memory.divided.optimizer + memory.divided.weights
-    return memory.whole.optimizer + memory.whole.weights + divided * memory.part
+    """Bytes of parameters, of their gradients, and of what only updates need."""
+    return memory.whole.state + memory.divided.state * memory.part
 
 
 class Costs:
