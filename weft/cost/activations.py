@@ -74,23 +74,27 @@ def _on_processor(
 ) -> float:
     """The more of the two parts of a layer's backward, beside all that the layer keeps: when
     attention's begins, what the feed-forward kept is gone."""
-    modes = [MODES[name] for name in names]
     most = []
     if branch != "attention":
-        again = [mode.name for mode in modes if mode.branch != "attention"]
+        again = [name for name in names if MODES[name].branch != "attention"]
         width = shape.d_ff / work.share("d_ff") * _at_once(names, work)
         grads = 2 if shape.gated else 1  # of three, or two: what they are made of is gone
         wide = work.wide * work.tokens * (shape.d_model + grads * width)
         most.append(_made_again(items, again, work) + wide)
     if branch != "feed_forward" and shape.num_heads:
-        again = [mode.name for mode in modes if mode.branch != "feed_forward"]
-        whole = any(not mode.branch and mode.items for mode in modes)
-        dropped = {item for mode in modes for item in mode.items}
-        gone = {*_SECOND} if whole else {*_SECOND} - dropped
+        again = [name for name in names if MODES[name].branch != "feed_forward"]
         read = _attention_grads(shape, work, copied="core" in names)
-        left = sum(size for item, size in items.items() if item in gone)
-        most.append(_made_again(items, again, work) + read - left)
+        most.append(_made_again(items, again, work) + read - _gone(items, names))
     return max(most) + _away(items, names)  # a neighbour's
+
+
+def _gone(items: Mapping[Item, float], names: Sequence[str]) -> float:
+    """Bytes of the feed-forward, kept or made again with all of its layer, when its backward is
+    done."""
+    modes = [MODES[name] for name in names]
+    whole = any(mode.is_on and not mode.branch for mode in modes)
+    alone = {item for mode in modes for item in mode.items} if not whole else set[Item]()
+    return sum(size for item, size in items.items() if item in _SECOND and item not in alone)
 
 
 def _attention_grads(shape: ModelShape, work: StageWork, *, copied: bool) -> float:
