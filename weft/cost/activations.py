@@ -238,6 +238,11 @@ def _end_kept(shape: ModelShape, work: StageWork) -> float:
     return norm
 
 
+def sends_away(work: StageWork) -> bool:
+    """Some of what layers keep waits elsewhere."""
+    return any(MODES[name].waits in ELSEWHERE for names, _ in work.recompute for name in names)
+
+
 def stage_away(shape: ModelShape, work: StageWork, *tiers: str) -> float:
     """Bytes that a whole stage sends elsewhere of one microbatch on one rank; to these tiers, where
     any are given."""

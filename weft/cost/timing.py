@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from weft.cost.activations import stage_away
+from weft.cost.activations import sends_away, stage_away
 from weft.cost.choice import ALL, Group, StageChoice
 from weft.cost.memory import experts_apart, trained_params
 from weft.cost.operators import experts_part
@@ -120,6 +120,8 @@ def _beside_host(
     """With what layers send to the host and bring back, each way by itself: what takes longer than
     the layers compute is waited for. Nothing hides the tables of a stage's ends."""
     work, chip = choice.work, hardware.chip
+    if not (choice.brings_params or choice.brings_experts or sends_away(work)):
+        return times
     rates, each_s = hardware.tiers, _each_param_s(choice, hardware)
     tables = [(True, 0.0)] * work.embeds + [(False, work.predicts)] * (work.predicts > 0)
     ends = [

@@ -365,7 +365,8 @@ class Space:
         many, meshes, total = max(self.fewest // micro, 1), section.meshes, 0.0
         for first, end in _blocks(meshes):
             held = min(first + 1, many)
-            fits = free // (state + held * kept) if free > 0 else -1
+            each = state + held * kept  # nothing, where all of it is elsewhere
+            fits = (free // each if each else float(self.num_layers)) if free > 0 else -1
             total += (end - first) * min(fits, self.num_layers)
         return total
 

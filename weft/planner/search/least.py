@@ -10,8 +10,8 @@ kinds of chip nothing is sent, and nobody waits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from itertools import product
+from functools import cache, cached_property
+from itertools import chain, product
 from math import ceil, inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -71,6 +71,16 @@ class Reached(NamedTuple):
             return min(self.most, (seconds - self.ends_s) / self.seconds)
         return min(self.most + self.ends_s / self.seconds, seconds / self.seconds)
 
+    def beats(self, other: Reached) -> bool:
+        """Does as many layers in every time, beside embedding and head or not."""
+        return (
+            self.seconds <= other.seconds
+            and self.from_s <= other.from_s
+            and self.ends_s <= other.ends_s
+            and self.most >= other.most
+            and self.layers(inf, ends=False) >= other.layers(inf, ends=False)
+        )
+
 
 class Relaxed:
     """A problem without what makes it hard: what it says holds for the plans that ``search`` looks
@@ -101,6 +111,7 @@ class Relaxed:
         """No kind's memory binds: unlike chips are one mesh, or parameters wait on hosts, of which
         pipelines side by side have none."""
         self._ends_s: Callable[[int], float] = cache(self._ends_of)
+        self._best_first: Callable[[int], list[Deep]] = cache(self._by_rate)
         self._reached: Callable[[int], list[Reached]] = cache(self._reached_by)
 
     def least_s(self, pools: Iterable[int]) -> float:
@@ -150,18 +161,50 @@ class Relaxed:
         return max(1, ceil(number - FINE))
 
     def _reached_by(self, pool: int) -> list[Reached]:
-        """Best first; none that is slower than one with room for everything."""
+        """None that another beats."""
+        best: list[Reached] = []
+        for reached in sorted(self._tried(pool)):
+            if not any(other.beats(reached) for other in best):
+                best.append(reached)
+        return best
+
+    def _tried(self, pool: int) -> list[Reached]:
+        """All but those that are slower than enough; those of fewer samples at a time once much is
+        ruled out."""
         found: list[Reached] = []
-        enough = inf
-        for deep in sorted(self._deep(pool), key=attrgetter("rate"), reverse=True):
-            for ways in range(deep.ways, 0, -1):
+        enough, deeps = inf, self._best_first(pool)
+        most = ((deep, range(deep.ways, deep.ways - 1, -1)) for deep in deeps)
+        fewer = ((deep, range(deep.ways - 1, 0, -1)) for deep in deeps)
+        for deep, numbers in chain(most, fewer):
+            for ways in numbers:
                 if self.samples / self._rate(deep, ways) >= enough:
                     break
-                reached = self._with(deep, ways)
-                found.append(reached)
-                if reached.most >= self.num_layers and not reached.from_s:
-                    enough = min(enough, reached.seconds)
+                found.append(self._with(deep, ways))
+                enough = min(enough, self._enough(found[-1], pool))
         return found
+
+    def _enough(self, reached: Reached, pool: int) -> float:
+        """Seconds of a layer with which no other does more in any time that a step may take.
+
+        Where there is room for everything and what crosses never holds it up, its layers, ``(t -
+        ends) / seconds``, grow the faster with time: they are more at all times if they are at the
+        soonest end.
+        """
+        soonest = self._soonest_s
+        if reached.most < self.num_layers or max(reached.from_s, reached.ends_s) >= soonest:
+            return inf
+        return reached.seconds * (soonest - self._ends_s(pool)) / (soonest - reached.ends_s)
+
+    @cached_property
+    def _soonest_s(self) -> float:
+        """Seconds of all layers, with every chip at its best rate."""
+        pools = range(len(self.alone.pools))
+        rates = [self._best_first(pool)[0].rate for pool in pools if self._best_first(pool)]
+        return self.samples * self.num_layers / sum(rates) if rates else inf
+
+    def _by_rate(self, pool: int) -> list[Deep]:
+        """The highest first."""
+        return sorted(self._deep(pool), key=attrgetter("rate"), reverse=True)
 
     def _deep(self, pool: int) -> Iterator[Deep]:
         """Every depth and way to divide layers, with samples on as many ranks as there are."""
@@ -213,7 +256,7 @@ class Relaxed:
     def _ends_of(self, pool: int) -> float:
         """Seconds of embedding and head of all samples, with all chips at it."""
         each = []
-        for deep in self._deep(pool):
+        for deep in self._best_first(pool):
             unit, inner = self.space.unit(*deep.unit), deep.inner
             samples = deep.each * share(inner, "samples") / num_ranks(inner)
             each.append((unit.embed_s + unit.head_s) / samples)
