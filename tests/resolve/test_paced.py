@@ -123,7 +123,7 @@ def test_the_new_plan_fits_too(machine: Node) -> None:
     """What would be faster with samples side by side is a pipeline where memory is short."""
     stages = "plan.stages=[{layers: 1}, {}]"
     found = []
-    for memory_gib in (0.4, 0.14):
+    for memory_gib in (0.4, 0.11):
         small = replace(machine, memory_gib=memory_gib)
         better = better_plan(*asked(small, stages, *WIDE), (1.0, 2.0))
         found.append([len(pipeline.positions()) for pipeline in better.plan.pipelines])
