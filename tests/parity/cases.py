@@ -604,6 +604,7 @@ CUT = [
 
 POSITIONS = [
     Case("cp2", shares=(6,), dp=((1,),), cp=((2,),)),
+    Case("cp8-recompute", shares=(2,), dp=((1,),), cp=((8,),), recompute="attention"),
     Case("cp4-dp2-zero3-recompute", shares=(6,), dp=((2,),), cp=((4,),), microbatch=3, zero=3,
          recompute="full"),
     Case("cp2-tp2-tied-zero1", shares=(6,), dp=((1,),), cp=((2,),), tp=((2,),), tied=True, zero=1,
@@ -616,10 +617,10 @@ POSITIONS = [
          schedule="zb-h1", microbatch=3, zero=2),
     Case("cp2-zb-v-tied", shares=(6,), dp=((1, 1),), cp=((2, 2),), tp=((1, 2),),
          layers=((1, 1, 1, 1),), schedule="zb-v", tied=True, recompute="attention"),
-    Case("rows-cp4-zero1", shares=(6,), dp=((1,),), cp=((4,),), zero=1, scores="rows"),
+    Case("rows-cp8-zero1", shares=(2,), dp=((1,),), cp=((8,),), zero=1, scores="rows"),
     Case("rows-heads2-cp4-pp2-few-keys", shares=(6,), dp=((1, 1),), cp=((4, 2),), layers=((1, 3),),
          head_ways=2, scores="rows", num_kv_heads=2, recompute="core"),
-    Case("heads4-cp4-few-keys", shares=(6,), dp=((1,),), cp=((4,),), head_ways=4, num_kv_heads=2),
+    Case("heads8-cp8-few-keys", shares=(2,), dp=((1,),), cp=((8,),), head_ways=8, num_kv_heads=2),
     Case("heads2-cp4-tp2-zero2", shares=(6,), dp=((1,),), cp=((4,),), tp=((2,),), head_ways=2,
          zero=2, recompute="core"),
     Case("heads4-border-cp2-cp4-zero3", shares=(6,), dp=((1, 1),), cp=((2, 4),), head_ways=4,

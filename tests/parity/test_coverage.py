@@ -78,9 +78,13 @@ def test_every_way_to_divide_samples_occurs_with_everything_else() -> None:
     ways = ("ring", "rows", "heads", "heads and keys")
     found = {each for plan in PLANS for each in _samples_divided(plan)}
     assert found >= set(product(ways, beside))
-    assert {
-        n for plan in PLANS for _, _, stage in plan.stages() if (n := stage.mesh.size("cp"))
-    } == {1, 2, 4, 8}
+    sizes = {
+        (_way(stage), stage.mesh.size("cp"))
+        for plan in PLANS
+        for _, _, stage in plan.stages()
+        if stage.mesh.size("cp") > 1
+    }
+    assert sizes == {*product(ways[:-1], (2, 4, 8)), *product(ways[-1:], (4, 8))}
 
 
 def _samples_divided(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -90,14 +94,20 @@ def _samples_divided(plan: Plan) -> Iterator[tuple[str, str]]:
         ranks, zero = stage.mesh.size("cp"), stage.zero
         if ranks == 1:
             continue
-        way = "heads" if stage.head_ways > 1 else "rows" if stage.scores == "rows" else "ring"
-        way += " and keys" if 1 < stage.head_ways < ranks else ""
+        way = _way(stage)
         more = {f"zero {zero}"} if zero else set()
         more |= {"tp"} if stage.mesh.size("tp") > 1 else set()
         sizes = {each.mesh.size("cp") for each in plan.pipelines[number].stages}
         more |= {"border"} if len(sizes) > 1 else set()
         plain = stage.mesh.size("dp") == 1 == len(plan.pipelines[number].positions())
         yield from ((way, each) for each in more | others or ({"alone"} if plain else set()))
+
+
+def _way(stage: StagePlan) -> str:
+    """How ranks that divide samples attend to one another's tokens."""
+    if stage.head_ways == 1:
+        return "rows" if stage.scores == "rows" else "ring"
+    return "heads" if stage.head_ways == stage.mesh.size("cp") else "heads and keys"
 
 
 def _divided(plan: Plan) -> Iterator[str]:

@@ -4,10 +4,14 @@ from dataclasses import replace
 from importlib import import_module
 
 import pytest
+from families.encoder.layout import layout
 from families.encoder.sizes import SIZES
 from parity.cases import OPTIM, Case
 
+from weft.axes.check import check_layout
+from weft.axes.registry import AXES
 from weft.comm.address import RankAddress
+from weft.config.errors import ConfigError
 from weft.diagnose.verify import Rehearsal, Trace, difference, one_process, rehearse, run_rank
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES
@@ -26,7 +30,7 @@ CASES = [
     Case("pipelines", shares=(4, 2), dp=((2,), (1,)), zero=1),
 ]  # fmt: skip
 LONG = [
-    Case("cp4-zero1", shares=(6,), dp=((1,),), cp=((4,),), zero=1),
+    Case("cp8-zero1", shares=(2,), dp=((1,),), cp=((8,),), zero=1),
     Case("cp2-tp2", shares=(6,), dp=((1,),), cp=((2,),), tp=((2,),), recompute="full"),
     Case("heads4-border-cp4-cp2", shares=(6,), dp=((1, 1),), cp=((4, 2),), head_ways=4,
          layers=((3, 1),)),
@@ -74,3 +78,11 @@ def same_as_one_process(case: Case, rehearsal: Rehearsal, pool: WorkerPool) -> N
     assert len(set(reference.losses)) == rehearsal.steps
     found = difference(reference, rehearse(Ranks(pool), plan, rehearsal))
     assert found.largest < 1e-10, found
+
+
+def test_a_mask_of_its_own_is_no_range_of_places() -> None:
+    """Tokens that are hidden lie anywhere: ranks that divide samples do not know that module."""
+    check_layout(layout(SIZES["all-seen"]), AXES["cp"])
+    words = r"attn = 'Masked': expected a kind with a split form: .* divide heads or layers"
+    with pytest.raises(ConfigError, match=words):
+        check_layout(layout(SIZES["tiny"]), AXES["cp"])

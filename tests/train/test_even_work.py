@@ -21,7 +21,7 @@ from weft.train.job import Job
 
 PLAN = [
     "plan.pipelines=[{share: 2, stages: [{layers: 1, dp: 2, zero: 2}, {zero: 2}]}, "
-    "{stages: [{zero: 2}]}]",
+    "{stages: [{cp: 2, zero: 2}]}]",
     "plan.domains=pipelines",
     "data.balance_documents=true",
     EVERY,
@@ -69,7 +69,7 @@ def test_samples_given_out_by_work_are_the_same_step(tmp_path: Path, pool: Worke
     given = asked(tmp_path)
     pool.run(live, [job([*given, "plan.shares=[1]"], plain, 8)], world_size=1)
     given += PLAN
-    pool.run(at_speeds, [job(given, whole, 8)], world_size=4)
+    pool.run(at_speeds, [job(given, whole, 8)], world_size=5)
     steps, _ = read_metrics(plain / "metrics.jsonl")
     found, _ = read_metrics(whole / "metrics.jsonl")
     assert len(steps) == len(found) == 8
@@ -85,6 +85,6 @@ def test_samples_given_out_by_work_are_the_same_step(tmp_path: Path, pool: Worke
     assert [chart.id for chart in charts(found, [], {})].count("work") == 1
     assert "work" not in [chart.id for chart in charts(steps, [], {})]
 
-    pool.run(at_speeds, [job(given, parts, 5), job(given, parts, 8)], world_size=4)
+    pool.run(at_speeds, [job(given, parts, 5), job(given, parts, 8)], world_size=5)
     losses = [[row["loss"] for row in rows(out) if "loss" in row] for out in (whole, parts)]
     assert losses[0] == losses[1], "not one bit differs after a stop"

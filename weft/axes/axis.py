@@ -26,6 +26,9 @@ class Axis(ABC):
     """Names of the classes of modules that its runtime lets compute with a part of a dimension
     that they sum or mix, and of the classes of what then stands in their place."""
 
+    otherwise: str = ""
+    """What would do for a module of another kind that mixes such a dimension."""
+
     in_pieces: bool = False
     """What ranks along it gather and sum inside modules may go in pieces, beside products."""
 

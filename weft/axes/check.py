@@ -97,8 +97,8 @@ def _check_kind(
         if kind not in axis.kinds:
             known = ", ".join(axis.kinds) or f"none has one along {axis.name}"
             hint = f"It {does} {dim.name}, of which each rank holds a part."
-            if does == "mixes" and dim.words:
-                hint += f" {dim.words}"
+            if does == "mixes":
+                hint = " ".join(filter(None, (hint, dim.words, axis.otherwise)))
             expected = f"a kind with a split form: {known}"
             raise ConfigError(f"layout.{where}", kind, expected, hint)
         kind = axis.kinds[kind]

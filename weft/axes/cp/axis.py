@@ -31,6 +31,11 @@ class ContextParallel(Axis):
         }
     )
 
+    otherwise = (
+        "Attention whose queries see keys from one place up to another has one: causal or both "
+        "ways, of all or inside documents. With another mask, divide heads or layers instead."
+    )
+
     near_key = "head_ways"
 
     def near_ways(self, stage: StagePlan, nodes: Sequence[str]) -> int:  # noqa: ARG002

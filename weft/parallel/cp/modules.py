@@ -8,11 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from weft.axes.cp.axis import AXIS
 from weft.cluster.cluster import HOST
+from weft.config.errors import ConfigError
 from weft.nn.attention import Attention
 from weft.nn.causal_attention import causal_attention
 from weft.nn.documents import Packed
 from weft.nn.experts.feed_forward import LargeLogits
+from weft.nn.full_attention import full_attention
 from weft.nn.latent_attention import LatentAttention
 from weft.nn.losses import LinearCrossEntropy
 from weft.parallel.cp.gathered import Gathered
@@ -24,10 +27,20 @@ from weft.parallel.runtime import AxisGroup, Lying, SplitForm, Sum
 from weft.parallel.tp.modules import VocabCrossEntropy
 from weft.plan.layout import Shard
 
+_KNOWN = (causal_attention, full_attention)
+
 
 def own_queries(attention: nn.Module, total: Sum) -> nn.Module:
-    """Let attention compute this rank's queries; documents are of whole samples."""
+    """Let attention compute this rank's queries; documents are of whole samples.
+
+    Raises:
+        ConfigError: attention was given a core of its own, which may see other keys.
+    """
     assert isinstance(attention, Attention | LatentAttention), f"{attention} has no core"
+    if attention.core.call not in _KNOWN:
+        whose = f"that of {type(attention).__name__}"
+        expected = " or ".join(each.__name__ for each in _KNOWN) + " where cp divides tokens"
+        raise ConfigError("attention.core", whose, expected, AXIS.otherwise)
     ways = total.group.near_ways
     core: Attend = attention.core.call
     if ways < total.group.size:
