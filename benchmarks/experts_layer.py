@@ -5,7 +5,7 @@
 Forward and backward of one layer with 64 experts, nothing dropped, at several sizes. All layers
 have the same weights; that they agree is asked first, in fp32. Then the seconds of the processor
 that each takes, by turns, as medians, and how often that is Weft's. Last the products alone: one an
-expert as Weft makes them, and PyTorch's grouped one.
+expert, as Weft makes them where PyTorch has no grouped one, and that one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from weft.nn.experts.feed_forward import Experts
-from weft.nn.experts.grouped import grouped_product
+from weft.nn.experts.grouped import one_by_one
 from weft.nn.feed_forward import SwiGLU
 from weft.plan.model import ExpertsSpec
 
@@ -175,7 +175,7 @@ def of_products(size: Size, dtype: torch.dtype, repeats: int) -> dict[str, float
     weight = torch.randn(EXPERTS, size.d_ff, size.d_model, dtype=dtype, requires_grad=True)
     grad = torch.randn(rows, size.d_ff, dtype=dtype)
     forms: dict[str, Callable[[], Tensor]] = {
-        "one an expert": lambda: grouped_product(x, weight, ends),
+        "one an expert": lambda: one_by_one(x, weight, ends),
         "grouped": lambda: F.grouped_mm(x, weight.transpose(1, 2), offs=ends),
     }
     calls = {name: lambda form=form: form().backward(grad) for name, form in forms.items()}

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from weft.config.errors import ConfigError
 from weft.nn.experts.feed_forward import Experts
-from weft.nn.experts.grouped import by_expert, grouped_product, spread, together
+from weft.nn.experts.grouped import by_expert, grouped_product, one_by_one, spread, together
 from weft.plan.model import ExpertsSpec
 
 
@@ -38,6 +39,48 @@ def test_ways_there_and_back_are_sums_by_token() -> None:
         )
         for mine, theirs in zip(found, wanted, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("ends", [[0, 4, 4, 12], [0, 0, 0, 0], [12, 12, 12, 12]], ids=str)
+def test_pytorchs_grouped_product_is_ours(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, ends: list[int]
+) -> None:
+    """Forward and backward, bit for bit, with experts that nobody chose; a width that it does not
+    take is computed all the same."""
+    grouped_product_is_a_loop(monkeypatch, "cpu", dtype, ends)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("ends", [[0, 4, 4, 12], [0, 0, 0, 0], [12, 12, 12, 12]], ids=str)
+def test_pytorchs_grouped_product_is_ours_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, ends: list[int]
+) -> None:
+    """Forward and backward, with experts that nobody chose."""
+    grouped_product_is_a_loop(monkeypatch, "cuda", torch.bfloat16, ends)
+
+
+def grouped_product_is_a_loop(
+    monkeypatch: pytest.MonkeyPatch, device: str, dtype: torch.dtype, ends: list[int]
+) -> None:
+    calls = []
+    theirs = F.grouped_mm
+    monkeypatch.setattr(F, "grouped_mm", lambda *a, **k: calls.append(1) or theirs(*a, **k))
+    for d_in, is_taken in ((16, True), (15, False)):
+        calls.clear()
+        x, weight, grad = (
+            torch.randn(*shape, device=device, dtype=dtype).requires_grad_()
+            for shape in ((ends[-1], d_in), (4, 24, d_in), (ends[-1], 24))
+        )
+        both = []
+        for form in (grouped_product, one_by_one):
+            y = form(x, weight, torch.tensor(ends, dtype=torch.int32, device=device))
+            both.append((y, *torch.autograd.grad(y, (x, weight), grad)))
+        assert bool(calls) == is_taken
+        near = {"rtol": 0, "atol": 0} if device == "cpu" else {}
+        for mine, other in zip(*both, strict=True):
+            torch.testing.assert_close(mine, other, **near)
 
 
 def test_tokens_of_each_expert_are_counted() -> None:

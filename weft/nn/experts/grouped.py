@@ -129,9 +129,30 @@ def _by_token(rows: Tensor, order: Order, shares: Tensor | None = None) -> Tenso
 
 def grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """Each expert's rows of ``x`` times its matrix, transposed: ``[rows, d_out]`` of ``x`` ``[rows,
-    d_in]``, ``weight`` ``[experts, d_out, d_in]``. An expert without rows has a zero gradient."""
+    d_in]``, ``weight`` ``[experts, d_out, d_in]``. An expert without rows has a zero gradient.
+
+    By PyTorch's own where it has one: on a GPU its loop of products asks for no size on the host,
+    and on a processor it is as fast as one of ours (``benchmarks/experts_layer.py``).
+    """
+    if _has_grouped(x, weight):
+        return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
+    return one_by_one(x, weight, ends)
+
+
+def one_by_one(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """``grouped_product`` on any device, in any dtype; asks for every size on the host."""
     result: Tensor = _Loop.apply(x, weight, ends)  # type: ignore[no-untyped-call]
     return result
+
+
+def _has_grouped(x: Tensor, weight: Tensor) -> bool:
+    """PyTorch takes these: rows of whole 16 bytes on both sides, backward too, and not of fp64."""
+    kinds = x.device.type in ("cpu", "cuda") and x.dtype in (
+        torch.bfloat16,
+        torch.float16,
+        torch.float32,
+    )
+    return kinds and all(side * x.itemsize % 16 == 0 for side in weight.shape[1:])
 
 
 class _Loop(torch.autograd.Function):
