@@ -12,7 +12,7 @@ import torch
 from chipb.chip import with_chips
 
 from weft.comm.address import RankAddress
-from weft.config.sections import AdamWConfig
+from weft.config.optim_sections import AdamWConfig
 from weft.cost.memory import BUCKET_BYTES, LIBRARY_BYTES, Overheads, memory_of_plan
 from weft.diagnose.verify import Rehearsal, rehearsing, synthetic_microbatches
 from weft.elastic.pool import WorkerPool

@@ -12,7 +12,7 @@ from chipb.test_chipb_jobs import on
 from parity.cases import Case
 
 from weft.comm.address import RankAddress
-from weft.config.sections import AdamWConfig
+from weft.config.optim_sections import AdamWConfig
 from weft.cost.memory import memory_of_plan
 from weft.data.synthetic import SyntheticDataset
 from weft.diagnose.verify import rehearse

@@ -18,7 +18,8 @@ import torch
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
-from weft.config.sections import REHEARSAL_EPS, Config, OptimConfig
+from weft.config.optim_sections import REHEARSAL_EPS, OptimConfig
+from weft.config.sections import Config
 from weft.cost.work import share
 from weft.data.synthetic import SyntheticDataset
 from weft.models.registry import param_specs
