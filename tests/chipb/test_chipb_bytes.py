@@ -80,6 +80,7 @@ ROWS = [
     Row(ranks=2, zero=3, recompute="core+full:2"),
     Row(state_tier="disk"),
     Row(precision="bf16", param_tier="disk", seq_len=128),
+    Row(precision="bf16", param_tier="disk", state_tier="disk", seq_len=128),
 ]  # fmt: skip
 
 

@@ -90,7 +90,8 @@ class OptimConfig(Section):
     """Where processes keep the parameters that they compute with, where those have fp32 master
     weights: "host" is the machine's memory, "disk" files in `state_folder`, from which each block's
     come before it computes, in forward and backward, with the same numbers. Ranks that hold the
-    same need `zero: 3`. "auto" is as of `state_tier`."""
+    same need `zero: 3`. Where what only updates need is elsewhere too, gradients are added up
+    there: in the host's memory if either is there, else on disk. "auto" is as of `state_tier`."""
     expert_tier: Literal["auto", "device", "host", "disk"] = "auto"
     """Where processes keep experts, with their gradients and all that updates need: "host" is the
     memory of an accelerator's machine, "disk" files in `state_folder`. A layer's experts come
