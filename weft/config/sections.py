@@ -152,6 +152,10 @@ class ComputeConfig(Section):
     "fp8-delayed": by what the steps before had, as `delayed` says); "fp64" is the reference mode,
     and "fp8-...-fp64" that of "fp8-..."; "auto" is bf16 where the chip is fast at it, fp16 where it
     is only at that, else fp32."""
+    emulate_fp8: Flag = False
+    """Products in eight bits also on accelerators that have no units for them, which are refused
+    otherwise: rounded to the same numbers, and multiplied as bf16, so that it is slower than bf16.
+    A processor always does it so, which is said."""
     delayed: DelayedScales | None = None
     """What scales of precision fp8-delayed are made of; null: 16 steps, and no margin."""
     recompute: Annotated[str, OneOf("recompute", "auto")] = "auto"
