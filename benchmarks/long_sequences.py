@@ -22,13 +22,15 @@ from weft.axes.registry import AXES
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.config.optim_sections import AdamWConfig
+from weft.config.sections import AdamWConfig
 from weft.data.dataset import PackedSpec
+from weft.data.inside import lengths_of, places_by_work
 from weft.elastic.pool import RanksFailedError, WorkerPool
 from weft.models.decoder_spec import DecoderSpec
 from weft.models.llama.sizes import SIZES
 from weft.nn.causal_attention import causal_attention
 from weft.nn.context import Context
+from weft.nn.documents import Documents, Packed
 from weft.nn.full_attention import attention_by_length
 from weft.nn.stage import MicroBatch
 from weft.parallel.cp.ring import Ring
@@ -134,6 +136,47 @@ def played(seq: int, repeats: int) -> dict[str, Any]:
         "one, s of CPU": one,
         **{f"rank {rank}, of ideal": one / 2 / each for rank, each in enumerate(two)},
     }
+
+
+def played_inside(packed: PackedSpec, ranks: int, samples: int) -> dict[str, Any]:
+    """Processor time of each rank of a ring for attention inside documents, forward and backward,
+    each played by this process: most beside the mean, and all of them together, by the least of
+    two turns a sample."""
+    torch.set_num_threads(1)
+    dim, every = Dim(name="seq", size=packed.seq_len), tuple(range(ranks))
+    parts = tuple(AXES["cp"].part(dim, ranks, rank) for rank in every)
+    rings = [
+        Ring(Sum(AxisGroup(Alone(rank), every), parts[rank], parts, None), causal=True)
+        for rank in every
+    ]
+    plain, found = packed.open(), {"by length": list[float](), "by work": list[float]()}
+    seconds = dict.fromkeys(found, 0.0)
+    for number in range(samples):
+        segments = plain.batch([number]).segments
+        assert segments is not None, "documents are not masked"
+        moved = places_by_work(lengths_of(segments[0]).tolist(), parts)[None]
+        for way, places in (("by length", None), ("by work", moved)):
+            documents = Documents.of(segments, CPU, places).packed
+            each = [_least(ring, documents, packed.seq_len // ranks) for ring in rings]
+            found[way].append(max(each) / statistics.mean(each))
+            seconds[way] += sum(each)
+    return {
+        "name": f"attention of packed documents, {packed.seq_len} tokens, {ranks} ranks played",
+        **{f"{way}, most over the mean": statistics.mean(found[way]) for way in found},
+        **{f"{way}, most": max(found[way]) for way in found},
+        "by work, seconds of all beside by length": seconds["by work"] / seconds["by length"],
+    }
+
+
+def _least(ring: Attend, documents: Packed, seq: int) -> float:
+    """Processor seconds of attention."""
+    least = float("inf")
+    for _ in range(2):
+        *given, grad = inputs(seq)
+        begun = time.process_time()
+        torch.autograd.grad(ring(*given, documents), given, grad)
+        least = min(least, time.process_time() - begun)
+    return least
 
 
 def around(address: RankAddress, seq: int, block_s: float, repeats: int) -> Taken:

@@ -1,6 +1,6 @@
 """Long samples divided among ranks, and samples of unequal documents given out by work.
 
-    python -m benchmarks.sequence [--only even,unpadded,played,ideal,ring,lengths,memory]
+    python -m benchmarks.sequence [--only even,inside,unpadded,played,ideal,ring,lengths,memory]
                                   [--divided N,N] [--batches N] [--timed N] [--steps N]
                                   [--repeats N] [--room MIB] [--json]
 
@@ -10,7 +10,8 @@ of ranks by the cost that samples are given out by, in the order of samples and 
 out. Then the processor's seconds that forward and backward of every sample take, one after
 another in one process, added up for both. Last how much of giving out is hidden: a loader process
 makes batches ahead while this one trains, and what it waits for them is compared with a loader's
-that gives nothing out, step by step in turns. ``unpadded``, on the same text: attention inside
+that gives nothing out, step by step in turns. ``inside``: how equal ranks become that divide the
+tokens of a sample, by length and by work. ``unpadded``, on the same text: attention inside
 documents in blocks of queries, and in a call for each length. The rest is of
 ``benchmarks/long_sequences.py``: attention of two ranks beside half the time of one (``ideal``),
 likewise of each rank of a ring ``played`` by this process, what a ``ring`` costs behind blocks of
@@ -40,19 +41,23 @@ from benchmarks.long_sequences import (
     by_length,
     in_memory,
     played,
+    played_inside,
     unpadded,
 )
+from weft.axes.registry import AXES
 from weft.config.sections import DataConfig
 from weft.cost.flops import pairs_of_a_token
 from weft.data.batch import Batch
 from weft.data.dataset import PackedSpec
 from weft.data.even import EvenSpec, Part, Parts, given_out, imbalance
+from weft.data.inside import places_by_work, shares
 from weft.data.loader import Loader
 from weft.data.prepare import prepare
 from weft.elastic.pool import WorkerPool
 from weft.models.decoder import Decoder
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import build_model
+from weft.plan.layout import Dim
 from weft.train.loop import cut
 
 SIZE = "demo-5m"
@@ -68,7 +73,7 @@ DIVIDED = "1024,4096"
 """Tokens of samples that ranks divide."""
 IN_A_RING = 1 << 15
 """Tokens of a sample whose keys go round."""
-PARTS = ("even", "unpadded", "played", "ideal", "ring", "lengths", "memory")
+PARTS = ("even", "inside", "unpadded", "played", "ideal", "ring", "lengths", "memory")
 CPU = torch.device("cpu")
 
 
@@ -119,6 +124,35 @@ def by_cost(batches: int) -> list[dict[str, Any]]:
                     "ms": 1e3 * statistics.median(seconds),
                 }
             )
+    return records
+
+
+def inside(samples: int) -> list[dict[str, Any]]:
+    """Imbalance of ranks that divide a sample's tokens, by length and by work, of all that a layer
+    does and of attention alone; and the milliseconds that it takes."""
+    records = []
+    for seq_len in LENGTHS:
+        packed = text(seq_len)
+        token = pairs_of_a_token(replace(SIZES[SIZE], seq_len=seq_len))
+        dataset = packed.open()
+        lengths = [each.tolist() for each in dataset.lengths(range(samples))]
+        for ranks in RANKS:
+            dim = Dim(name="seq", size=seq_len)
+            slots = tuple(AXES["cp"].part(dim, ranks, rank) for rank in range(ranks))
+            begun = time.perf_counter()
+            moved = [places_by_work(each, slots) for each in lengths]
+            seconds = time.perf_counter() - begun
+            record: dict[str, Any] = {"name": f"{seq_len} tokens on {ranks} ranks"}
+            in_order = [np.arange(seq_len)] * samples
+            for way, orders in (("by length", in_order), ("by work", moved)):
+                for name, cost in (("", token), (", attention", 0)):
+                    found = []
+                    for each, order in zip(lengths, orders, strict=True):
+                        loads = shares(each, slots, cost, order)
+                        found.append(float(loads.max() / loads.mean()))
+                    record[f"{way}{name}"] = statistics.mean(found)
+                    record[f"{way}{name}, worst"] = max(found)
+            records.append({**record, "ms a sample": 1e3 * seconds / samples})
     return records
 
 
@@ -253,12 +287,15 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         if options.timed:
             yield by_seconds(options.timed)
         yield hidden(options.steps)
+    if "inside" in asked:
+        yield from inside(options.batches)
     if "unpadded" in asked:
         for seq_len in divided:
             yield unpadded(text(seq_len), options.repeats)
     if "played" in asked:
         for seq_len in divided:
             yield played(seq_len, options.repeats)
+            yield played_inside(text(seq_len), 4, options.repeats)
     with WorkerPool() as pool:
         if "ideal" in asked:
             yield from beside_the_ideal(pool, divided, options.repeats)

@@ -149,5 +149,5 @@ def test_one_rank_has_nobody_to_give_to() -> None:
     for many in (4, 2):
         with pytest.raises(ConfigError, match=words):
             refuse_one_part(
-                Plan(num_layers=2, pipelines=(pipeline(0, samples=4, microbatch=many),))
+                Plan(num_layers=2, pipelines=(pipeline(0, samples=4, microbatch=many),)), SEQ_LEN
             )

@@ -79,9 +79,9 @@ def test_the_last_queries_see_all_keys_a_block_at_a_time() -> None:
     generator = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(1, n, 2, generator=generator).double() for n in (3, SEQ, SEQ))
     sight = Sight.of(q, None, [range(SEQ - 3, SEQ)], causal=True)
-    queries = Queries(q[:, None], sight, 2)
+    queries = Queries(q[:, None], 2)
     with Largest() as largest:
-        queries.see(Keys(range(SEQ), k, v))
+        queries.see(Keys(range(SEQ), k, v), sight)
     hidden = torch.ones(3, SEQ, dtype=torch.bool).triu(SEQ - 2)
     scores = (q @ k.mT / 2**0.5).masked_fill(hidden, -torch.inf)
     mixed, log_sum = queries.result()

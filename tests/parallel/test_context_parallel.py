@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +16,13 @@ from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.config.errors import ConfigError
+from weft.data.inside import lengths_of, places_by_work
 from weft.elastic.pool import WorkerPool
 from weft.nn.attention import Attention
 from weft.nn.causal_attention import BLOCK_QUERIES, causal_attention
 from weft.nn.documents import Documents
 from weft.nn.full_attention import full_attention
+from weft.nn.moved import moved
 from weft.parallel.cp.gathered import Gathered
 from weft.parallel.cp.modules import own_queries
 from weft.parallel.cp.ring import Ring
@@ -38,7 +39,8 @@ SEQ = 4 * BLOCK_QUERIES + 16
 """Over several blocks in each part for two ranks, in one that is not full for more."""
 STARTS = np.random.default_rng(3).random((BATCH, SEQ)) < 1 / 50
 LONG = np.broadcast_to(np.arange(SEQ) // 200, (BATCH, SEQ))
-SEGMENTS = {"one": None, "short": STARTS.cumsum(1), "long": LONG}
+SEGMENTS = {"one": None, "short": STARTS.cumsum(1), "long": LONG, "by work": STARTS.cumsum(1)}
+"""Of the last, ranks have tokens by the work of documents."""
 WHOLE: dict[bool, Attend] = {True: causal_attention, False: full_attention}
 """By whether it is causal."""
 WAYS: dict[str, Callable[[Sum, bool], Attend]] = {
@@ -65,9 +67,11 @@ def inputs(dtype: torch.dtype, ranks: int) -> list[Tensor]:
     return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s in sizes]
 
 
-def differentiated(attend: Any, inputs: list[Tensor], segments: Any) -> list[Tensor]:
+def differentiated(
+    attend: Any, inputs: list[Tensor], segments: Any, places: Any = None
+) -> list[Tensor]:
     """The result and the gradients of queries, keys and values."""
-    packed = None if segments is None else Documents.of(segments, "cpu").packed
+    packed = None if segments is None else Documents.of(segments, "cpu", places).packed
     *given, grad = (x.requires_grad_() for x in inputs)
     result = attend(*given, packed)
     return [result.detach(), *torch.autograd.grad(result, given, grad)]
@@ -93,21 +97,26 @@ def divided(address: RankAddress, dtype: torch.dtype, causal: bool) -> dict[tupl
     every = tuple(range(size))
     comm.open_groups(dict.fromkeys([every, *(r for both in squared(every, 2) for r in both)]))
     parts = [ContextParallel().part(Dim(name="seq", size=SEQ), size, n) for n in range(size)]
-    own = torch.tensor([n for part in parts[address.rank] for n in part])
+    slots = torch.tensor([n for part in parts[address.rank] for n in part])
     found = {}
     for name, segments in SEGMENTS.items():
+        places = None
+        if name == "by work":
+            places = np.stack([places_by_work(lengths_of(x).tolist(), parts) for x in segments])
+        own = slots.expand(BATCH, -1) if places is None else torch.from_numpy(places)[:, slots]
         whole = differentiated(WHOLE[causal], inputs(torch.float64, size), segments)
         alone = differentiated(WHOLE[causal], inputs(dtype, size), segments)
         found["alone", name] = Found(largest(alone, whole), squares(alone, whole))
-        for way in ways_among(size):
+        for way in ways_among(size, gathered=places is None):
             group = AxisGroup(comm, every, near_ways={"ulysses": size}.get(way, 2))
             attend = WAYS[way](Sum(group, parts[address.rank], tuple(parts), None), causal)
             counter = FlopCounterMode(display=False, custom_mapping=IN_PLACE)
             before = sent(comm)
             kept = list[int]()
             with saved_tensors_hooks(partial(noted, kept), lambda x: x), counter:
-                mine = differentiated(attend, [x[:, own] for x in inputs(dtype, size)], segments)
-            exact = [x[:, own] for x in whole]
+                given = [moved(x, own) for x in inputs(dtype, size)]
+                mine = differentiated(attend, given, segments, places)
+            exact = [moved(x, own) for x in whole]
             errors = largest(mine, exact), squares(mine, exact)
             more = sent(comm) - before
             found[way, name] = Found(*errors, more, sum(kept), counter.get_total_flops())
@@ -115,9 +124,10 @@ def divided(address: RankAddress, dtype: torch.dtype, causal: bool) -> dict[tupl
     return found
 
 
-def ways_among(ranks: int) -> list[str]:
-    """Two dimensions are two by two ranks."""
-    return [way for way in WAYS if ranks > 2 or "2d" not in way]
+def ways_among(ranks: int, *, gathered: bool) -> list[str]:
+    """Two dimensions are two by two ranks. Where keys are gathered tokens are in their order."""
+    ways = [way for way in WAYS if ranks > 2 or "2d" not in way]
+    return [way for way in ways if gathered or "gathered" not in way]
 
 
 def sent(comm: Comm) -> float:
@@ -155,13 +165,16 @@ def test_matches_one_rank(ranks: int, causal: bool, pool: WorkerPool) -> None:
     mine = BATCH * SEQ // ranks * 8
     own = mine * (2 * (heads + kv_heads) * D_HEAD + heads)
     rows = mine * ((heads + 2 * kv_heads) * D_HEAD + heads * SEQ)
-    for way, name in product(ways_among(ranks), SEGMENTS):
+    for way, name in found[0]:
+        if way == "alone":
+            continue
         of_ranks = [each[way, name] for each in found]
         assert max(each.error for each in of_ranks) < 1e-12, (way, name)
         assert sum(each.sent for each in of_ranks) == bytes_of[way]
         firsts = 4 * BATCH * SEQ * (name != "one")
-        assert way != "ring" or {each.kept for each in of_ranks} == {own + firsts}
-        assert way != "rows" or {each.kept for each in of_ranks} == {rows}
+        if name != "by work":
+            assert way != "ring" or {each.kept for each in of_ranks} == {own + firsts}
+            assert way != "rows" or {each.kept for each in of_ranks} == {rows}
     flops = [each["ring", "one"].flops for each in found]
     every = 7 * 2 * BATCH * heads * SEQ**2 * D_HEAD  # products of all queries with all keys
     rounded = 0.1 * max(1, ranks / 4)  # blocks of queries are longer than parts

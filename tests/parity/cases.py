@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import get_args
 
-from weft.config.optim_sections import REHEARSAL_EPS, AdamWConfig, CosineSchedule
+from weft.config.sections import REHEARSAL_EPS, AdamWConfig, CosineSchedule
 from weft.diagnose.verify import Rehearsal
 from weft.models.registry import FAMILIES
 from weft.plan.layout import At
@@ -75,6 +75,8 @@ class Case:
     """Of all layers, in the one stage."""
     scores: Scores = "blocks"
     """Of those where keys go from rank to rank."""
+    by_work: bool = False
+    """Those ranks have the tokens of a sample by the work of its documents."""
     family: str = "llama"
     order: tuple[int, ...] = ()
     """Numbers of the ranks, where they are not given out in order."""
@@ -605,6 +607,8 @@ CUT = [
 POSITIONS = [
     Case("cp2", shares=(6,), dp=((1,),), cp=((2,),)),
     Case("cp8-recompute", shares=(2,), dp=((1,),), cp=((8,),), recompute="attention"),
+    Case("by-work-cp2-gpt2-dropout", shares=(4,), dp=((1,),), cp=((2,),), by_work=True,
+         family="gpt2", dropout=0.2),
     Case("cp4-dp2-zero3-recompute", shares=(6,), dp=((2,),), cp=((4,),), microbatch=3, zero=3,
          recompute="full"),
     Case("cp2-tp2-tied-zero1", shares=(6,), dp=((1,),), cp=((2,),), tp=((2,),), tied=True, zero=1,
@@ -612,17 +616,17 @@ POSITIONS = [
     Case("cp2-tp2-outer-gpt2", shares=(6,), dp=((1,),), cp=((2,),), tp=((2,),), tp_outer=True,
          family="gpt2", dropout=0.2, recompute="core"),
     Case("border-cp1-cp4-tp2", shares=(6,), dp=((1, 1),), cp=((1, 4),), tp=((1, 2),),
-         layers=((1.5, 2.5),), num_kv_heads=2, zero=1),
+         layers=((1.5, 2.5),), num_kv_heads=2, zero=1, by_work=True),
     Case("border-cp4-dp2-cp2-zb-h1", shares=(6,), dp=((1, 2),), cp=((4, 2),), layers=((2, 2),),
-         schedule="zb-h1", microbatch=3, zero=2),
+         schedule="zb-h1", microbatch=3, zero=2, by_work=True),
     Case("cp2-zb-v-tied", shares=(6,), dp=((1, 1),), cp=((2, 2),), tp=((1, 2),),
          layers=((1, 1, 1, 1),), schedule="zb-v", tied=True, recompute="attention"),
     Case("rows-cp8-zero1", shares=(2,), dp=((1,),), cp=((8,),), zero=1, scores="rows"),
     Case("rows-heads2-cp4-pp2-few-keys", shares=(6,), dp=((1, 1),), cp=((4, 2),), layers=((1, 3),),
-         head_ways=2, scores="rows", num_kv_heads=2, recompute="core"),
+         head_ways=2, scores="rows", num_kv_heads=2, recompute="core", by_work=True),
     Case("heads8-cp8-few-keys", shares=(2,), dp=((1,),), cp=((8,),), head_ways=8, num_kv_heads=2),
     Case("heads2-cp4-tp2-zero2", shares=(6,), dp=((1,),), cp=((4,),), tp=((2,),), head_ways=2,
-         zero=2, recompute="core"),
+         zero=2, recompute="core", by_work=True),
     Case("heads4-border-cp2-cp4-zero3", shares=(6,), dp=((1, 1),), cp=((2, 4),), head_ways=4,
          layers=((1.5, 2.5),), schedule="zb-h1", zero=3, microbatch=3, num_kv_heads=8),
     Case("rows-cp2", shares=(2,), dp=((1,),), cp=((2,),), scores="rows"),
@@ -636,7 +640,7 @@ POSITIONS = [
     Case("heads2-border-cp4-zero3-cp2-zero2", shares=(6,), dp=((1, 1),), cp=((4, 2),), head_ways=2,
          layers=((1, 3),), zeros=(3, 2), schedule="gpipe"),
     Case("unlike-pipelines-cp", shares=(4, 2), dp=((1, 2), (1,)), cp=((2, 1), (2,)),
-         tp=((1, 1), (2,)), layers=((1, 3), (4,)), zero=2, tied=True),
+         tp=((1, 1), (2,)), layers=((1, 3), (4,)), zero=2, tied=True, by_work=True),
 ]  # fmt: skip
 
 HEADS = [

@@ -32,7 +32,7 @@ def test_matches_one_process(
         alone[key] = rehearse(pool.run, one_process(plan), rehearsal)
     reference = alone[key]
     assert len(set(reference.losses)) == rehearsal.steps, "the losses never changed"
-    found = rehearse(pool.run, plan, rehearsal)
+    found = rehearse(pool.run, plan, replace(rehearsal, by_work=case.by_work))
     result = difference(reference, found)
     assert result.largest < TOLERANCE, result
     assert found.added == reference.added, "tokens by expert"

@@ -10,8 +10,7 @@ from weft.cluster.cluster import Cluster, Node, catalogue
 from weft.config.errors import ConfigErrors
 from weft.config.load import load_config
 from weft.plan.plan import Plan
-from weft.resolve.overruled import refuse_without_effect
-from weft.resolve.resolve import Resolved, read_plan, resolve
+from weft.resolve.resolve import Resolved, read_plan, refuse_without_effect, resolve
 
 H100 = catalogue()["H100-SXM5-80GB"]
 LAPTOP = Node(

@@ -10,7 +10,7 @@ from train.test_balance import EVERY, at_speeds, rows
 from train.test_life import live
 
 from weft.cost.flops import pairs_of_a_token
-from weft.data.even import EvenSpec, parts_of
+from weft.data.even import evenly
 from weft.data.prepare import prepare
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import model_spec
@@ -55,8 +55,8 @@ def expected_imbalance(asked: Job) -> list[float]:
     spec = model_spec(asked.config.model, data.vocab_size, 64)
     found = []
     for step, shares in enumerate(((8, 4),) * 2 + ((6, 6),) * 2 + ((3, 9),) * 2 + ((8, 4),) * 2):
-        parts = parts_of(with_shares(asked.plan, shares))
-        even = EvenSpec(spec=data.train, parts=parts, token=pairs_of_a_token(spec))
+        even = evenly(data.train, with_shares(asked.plan, shares), pairs_of_a_token(spec))
+        assert len(even.slots) == 2
         batch = even.open().batch([step * 12])
         assert batch.evened is not None
         found.append(float(batch.evened[1]))

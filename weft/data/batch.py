@@ -32,12 +32,15 @@ class Batch:
     evened: npt.NDArray[np.float64] | None = None
     """``[2]``: the imbalance of work in the global batch in the order of positions, and as samples
     were given out; None: they were not."""
+    places: npt.NDArray[np.int64] | None = None
+    """``[n, seq]``: which token of its sample is computed in each place, where that is not its own.
+    All else here is in the order of samples."""
 
     def to_bytes(self) -> bytes:
         """The arrays as ``.npy`` files, one after the other."""
         buffer = io.BytesIO()
         arrays: list[npt.NDArray[Any]] = [self.tokens, self.targets, self.weights, self.samples]
-        more = [array for array in (self.segments, self.evened) if array is not None]
+        more = [array for array in (self.segments, self.evened, self.places) if array is not None]
         for array in [*arrays, *more]:
             np.lib.format.write_array(buffer, array, version=(1, 0), allow_pickle=False)
         return buffer.getvalue()
@@ -60,10 +63,10 @@ class Batch:
         arrays = []
         while buffer.tell() < len(data):
             arrays.append(np.lib.format.read_array(buffer, allow_pickle=False))
-        assert len(arrays) in (4, 5, 6), f"a batch of {len(arrays)} arrays"
+        assert len(arrays) in (4, 5, 6, 7), f"a batch of {len(arrays)} arrays"
         tokens, targets, weights, samples = arrays[:4]
-        segments, evened = (*arrays[4:], None, None)[:2]
-        return Batch(tokens, targets, weights, segments, samples, evened)
+        segments, evened, places = (*arrays[4:], None, None, None)[:3]
+        return Batch(tokens, targets, weights, segments, samples, evened, places)
 
 
 class Dataset(Protocol):

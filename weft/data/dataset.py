@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -122,15 +123,17 @@ class PackedDataset:
     def pairs(self, positions: Positions) -> npt.NDArray[np.int64]:
         """Pairs of tokens of a document, each with itself too, of the samples at ``positions``:
         from the index of documents alone."""
+        each = (length * (length + 1) // 2 for length in self.lengths(positions))
+        return np.array([pairs.sum() for pairs in each], np.int64)
+
+    def lengths(self, positions: Positions) -> Iterator[npt.NDArray[np.int64]]:
+        """Tokens of each document of each of these samples, likewise."""
         seq_len = self.spec.seq_len
         source, place = self._locate(as_positions(positions))
-        result = np.empty_like(place)
-        for row, (store, start) in enumerate(zip(source.tolist(), place * seq_len, strict=True)):
+        for store, start in zip(source.tolist(), place * seq_len, strict=True):
             begins = self._document_starts[store]
             low, high = np.searchsorted(begins, (start + 1, start + seq_len))
-            lengths = np.diff(begins[low:high], prepend=start, append=start + seq_len)
-            result[row] = (lengths * (lengths + 1) // 2).sum()
-        return result
+            yield np.diff(begins[low:high], prepend=start, append=start + seq_len)
 
     @cached_property
     def _document_starts(self) -> list[npt.NDArray[np.int64]]:

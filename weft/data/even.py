@@ -3,8 +3,9 @@
 Samples are equally long and their documents are not: attention takes as many products as a document
 has pairs of tokens, so a sample of one long document is more work than one of many short ones. Here
 ranks get as many samples of a batch as the plan says, and which ones so that their work goes by
-that number; then each its micro-batches likewise. What a step trains on stays: only the order in
-which sums are added is another.
+that number; then each its micro-batches likewise. Ranks that divide samples' tokens get these by
+work too (``inside``). What a step trains on stays: only the order in which sums are added is
+another.
 
 Nothing is sent for it. Lengths come from the index of documents, which every rank has beside the
 tokens, for samples of other ranks too, and from the same lengths all come to the same. The
@@ -25,6 +26,7 @@ from weft.config.errors import ConfigError
 from weft.data.batch import Batch, DatasetSpec, Positions, as_positions
 from weft.data.dataset import PackedDataset, PackedSpec
 from weft.data.hashing import Int64Array
+from weft.data.inside import Slots, places_by_work, shares, slots_of
 from weft.data.left_out import WithoutSpec
 from weft.plan.plan import Plan
 
@@ -45,6 +47,8 @@ class EvenSpec:
     parts: Parts
     token: int
     """What a token costs beside attention, in pairs of tokens."""
+    slots: Slots = ()
+    """Of the ranks that divide samples' tokens; none do."""
 
     @property
     def global_batch(self) -> int:
@@ -67,20 +71,37 @@ class Even:
         size = self.asked.global_batch
         wanted = as_positions(positions)
         numbers, places = np.divmod(wanted, size)
-        found, evened = np.empty_like(wanted), None
+        found, evened, parts = np.empty_like(wanted), None, self.asked.parts
+        inside = np.empty((len(wanted), self.asked.spec.seq_len), np.int64)
         for number in np.unique(numbers).tolist():
-            work = self.work(number)
-            order = given_out(work, self.asked.parts)
-            evened = np.array([imbalance(each, self.asked.parts) for each in (work, work[order])])
-            mine = numbers == number
+            work, mine = self.work(number), numbers == number
+            order = given_out(work, parts)
+            before, after = work, work
+            if self.asked.slots:
+                of_samples, before, after = self.divided(number)
+                inside[mine] = of_samples[order[places[mine]]]
+            evened = np.array([imbalance(each, parts) for each in (before, after[order])])
             found[mine] = number * size + order[places[mine]]
-        return replace(self.dataset.batch(found), evened=evened)
+        moved = inside if self.asked.slots else None
+        return replace(self.dataset.batch(found), evened=evened, places=moved)
 
     def work(self, number: int) -> Int64Array:
         """Of each sample of a batch, in pairs of tokens."""
         size = self.asked.global_batch
         pairs = self.dataset.pairs(np.arange(number * size, (number + 1) * size))
         return pairs + self.asked.token * self.asked.spec.seq_len
+
+    def divided(self, number: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Of each sample of a batch the places of its tokens ``[samples, seq]``, and the work
+        ``[samples, ranks]`` of those that divide them: by length, and so."""
+        size, asked = self.asked.global_batch, self.asked
+        in_order, found = np.arange(asked.spec.seq_len), []
+        for lengths in self.dataset.lengths(np.arange(number * size, (number + 1) * size)):
+            places = places_by_work(lengths.tolist(), asked.slots)
+            each = (shares(lengths, asked.slots, asked.token, x) for x in (in_order, places))
+            found.append((places, *each))
+        places, before, after = map(np.stack, zip(*found, strict=True))
+        return places, before, after
 
 
 def parts_of(plan: Plan) -> Parts:
@@ -106,21 +127,28 @@ def parts_of(plan: Plan) -> Parts:
     return tuple(map(tuple, found))
 
 
+def evenly(spec: PackedSpec, plan: Plan, token: int) -> EvenSpec:
+    """A dataset whose samples, and their tokens, are given out by work to a plan's ranks."""
+    slots = slots_of(plan, spec.seq_len)
+    return EvenSpec(spec=spec, parts=parts_of(plan), token=token, slots=slots)
+
+
 def following(spec: DatasetSpec, plan: Plan) -> DatasetSpec:
     """The same dataset for another plan."""
     if isinstance(spec, WithoutSpec):
         return replace(spec, spec=following(spec.spec, plan))
-    return replace(spec, parts=parts_of(plan)) if isinstance(spec, EvenSpec) else spec
+    return evenly(spec.spec, plan, spec.token) if isinstance(spec, EvenSpec) else spec
 
 
-def refuse_one_part(plan: Plan) -> None:
+def refuse_one_part(plan: Plan, seq_len: int) -> None:
     """``data.balance_documents`` has ranks to balance.
 
     Raises:
         ConfigError: it has not.
     """
-    if all(len(site) < 2 for site in parts_of(plan)):
-        hint = "One rank computes whole batches, and nobody waits for it."
+    if all(len(site) < 2 for site in parts_of(plan)) and not slots_of(plan, seq_len):
+        hint = "One rank computes whole batches, and nobody waits for it. Of ranks that divide "
+        hint += "samples' tokens only processors get these by work."
         raise ConfigError("data.balance_documents", True, "false", hint)
 
 
@@ -187,12 +215,12 @@ def _exchanged(
 
 def imbalance(work: Int64Array, parts: Parts) -> float:
     """Of the parts of all sites the most work a sample, over the mean; where there is one part, of
-    its micro-batches."""
+    its micro-batches. ``work`` ``[samples]``, or ``[samples, ranks]`` that divide each."""
     every = _parts(parts)
     places = [_places(part) for part in every]
     if len(every) == 1:
         places = [np.arange(each.start, each.stop) for each in every[0] if each]
-    return max(float(work[each].mean()) for each in places) / float(work.mean())
+    return max(float(work[each].mean(0).max()) for each in places) / float(work.mean())
 
 
 def _parts(parts: Parts) -> list[Part]:

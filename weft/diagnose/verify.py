@@ -18,9 +18,9 @@ import torch
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
-from weft.config.optim_sections import REHEARSAL_EPS, OptimConfig
-from weft.config.sections import Config
+from weft.config.sections import REHEARSAL_EPS, Config, OptimConfig
 from weft.cost.work import share
+from weft.data.inside import lengths_of, places_by_work, slots_of
 from weft.data.synthetic import SyntheticDataset
 from weft.models.registry import param_specs
 from weft.nn.stage import MicroBatch
@@ -59,6 +59,8 @@ class Rehearsal:
     seed: int
     steps: int = 3
     overlap: bool = True
+    by_work: bool = False
+    """Ranks that divide samples' tokens get these by the work of their documents."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,14 @@ def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[P
         hint = f"The small model that is rehearsed has {error.expected.partition('; not ')[2]}."
         expected = "a precision whose blocks the plan does not cut, as fp8-rowwise"
         raise ConfigError("compute.precision", asked, expected, hint) from error
-    return plan, Rehearsal(spec=little, optim=optim, seq_len=length, seed=config.seed, steps=steps)
+    return plan, Rehearsal(
+        spec=little,
+        optim=optim,
+        seq_len=length,
+        seed=config.seed,
+        steps=steps,
+        by_work=config.data.balance_documents,
+    )
 
 
 def _divides_tokens(plan: Plan) -> int:
@@ -247,8 +256,13 @@ def synthetic_microbatches(
     ranges = plan.rank_plan(comm.rank).microbatches()
     positions = [step * plan.global_batch + i for part in ranges for i in part]
     dropout = (rehearsal.seed, step) if rehearsal.spec.dropout else None
-    sizes = [len(part) for part in ranges]
-    return cut(data.batch(positions), sizes, comm.device, dropout_seed=dropout)
+    sizes, batch = [len(part) for part in ranges], data.batch(positions)
+    slots = slots_of(plan, rehearsal.seq_len) if rehearsal.by_work else ()
+    if slots and positions:
+        assert batch.segments is not None
+        by_sample = [places_by_work(lengths_of(each).tolist(), slots) for each in batch.segments]
+        batch = replace(batch, places=np.stack(by_sample))
+    return cut(batch, sizes, comm.device, dropout_seed=dropout)
 
 
 def _array(tensor: torch.Tensor | None) -> Array:

@@ -46,6 +46,19 @@ class Sight(NamedTuple):
             return Sight(first, torch.cat(after)[None])
         return Sight(first, None if packed is None else own(packed.ends))
 
+    @staticmethod
+    def moved(packed: Packed, tokens: Tensor, *, causal: bool) -> Sight:
+        """Of queries that are these tokens ``[batch, queries]`` of their samples."""
+        first = packed.first.gather(1, tokens).long()
+        return Sight(first, tokens + 1 if causal else packed.ends.gather(1, tokens).long())
+
+    def among(self, tokens: Tensor) -> Sight:
+        """The same by number among keys that are these tokens ``[batch, keys]``, ascending."""
+        first, end = (
+            None if x is None else torch.searchsorted(tokens, x.contiguous()) for x in self
+        )
+        return Sight(first, end)
+
     def split(self, sizes: Sequence[int]) -> list[Sight]:
         """Of so many consecutive ones each."""
         firsts, ends = (
@@ -68,6 +81,13 @@ class Sight(NamedTuple):
         places = torch.arange(keys.start, keys.stop, device=end.device)
         hidden = places >= end
         return hidden if first is None else hidden | (places < first)
+
+    def hides(self, tokens: Tensor) -> Tensor:
+        """``[batch, queries, keys]``: what queries do not see of keys that are these tokens
+        ``[batch, keys]`` of their samples."""
+        first, end, keys = self.first, self.end, tokens[:, None]
+        assert first is not None and end is not None, self
+        return (keys >= end[..., None]) | (keys < first[..., None])
 
 
 class Keys(NamedTuple):
@@ -96,23 +116,23 @@ class Queries:
 
     Args:
         q: ``[n, group, seq, d_head]``: those that share a key head are rows of one product.
-        sight: What they see.
         d_value: Width of the values.
+
+    What they see is said beside keys, by the places of these.
     """
 
-    def __init__(self, q: Tensor, sight: Sight, d_value: int) -> None:
+    def __init__(self, q: Tensor, d_value: int) -> None:
         self.q = q
-        self._sight = sight
         self._scale = q.shape[-1] ** -0.5
         wide = wide_dtype(q)
         self._total = q.new_zeros((*q.shape[:-1], d_value), dtype=wide)
         self._most = q.new_full(q.shape[:-1], torch.finfo(wide).min, dtype=wide)
         self._sum = torch.zeros_like(self._most)
 
-    def see(self, keys: Keys) -> None:
+    def see(self, keys: Keys, sight: Sight) -> None:
         """Some more keys, of which some may come after these queries, or be of other documents."""
-        for rows, seen in self._blocks(keys.places):
-            scores = self._scores(rows, keys, seen)
+        for rows, seen in self._blocks(keys.places, sight):
+            scores = self._scores(rows, keys, seen, sight)
             most = torch.maximum(self._most[:, :, rows], scores.amax(-1))
             weights = scores.sub_(most[..., None]).exp_()
             less = (self._most[:, :, rows] - most).exp_()
@@ -127,10 +147,10 @@ class Queries:
         mixed = self._total / self._sum[..., None]
         return mixed.to(self.q.dtype), self._most + self._sum.log()
 
-    def gradients(self, keys: Keys, so_far: Gradients, d_keys: Keys) -> None:
+    def gradients(self, keys: Keys, sight: Sight, so_far: Gradients, d_keys: Keys) -> None:
         """Add gradients of some keys and values to ``d_keys``, and theirs to ``so_far``."""
-        for rows, seen in self._blocks(keys.places):
-            p = self._scores(rows, keys, seen).sub_(so_far.log_sum[:, :, rows, None]).exp_()
+        for rows, seen in self._blocks(keys.places, sight):
+            p = self._scores(rows, keys, seen, sight).sub_(so_far.log_sum[:, :, rows, None]).exp_()
             d_rows, q = _flat(so_far.d_result[:, :, rows]), _flat(self.q[:, :, rows])
             add_product(d_keys.v[:, seen], _flat(p.to(d_rows.dtype)).mT, d_rows)
             d_p = torch.bmm(d_rows, keys.v[:, seen].mT).view_as(p).to(p.dtype)
@@ -140,11 +160,11 @@ class Queries:
             d_q.add_(torch.bmm(d_scores, keys.k[:, seen]).view_as(d_q), alpha=self._scale)
             add_product(d_keys.k[:, seen], d_scores.mT, q, self._scale)
 
-    def _blocks(self, places: range) -> Iterator[tuple[slice, slice]]:
+    def _blocks(self, places: range, sight: Sight) -> Iterator[tuple[slice, slice]]:
         """Some of the queries, and those of the keys in ``places`` that some of them see."""
-        first, end, seq = *self._sight, self.q.shape[2]
+        first, end, seq = *sight, self.q.shape[2]
         at_once = BLOCK_QUERIES
-        if places and self._sight.sees_all(slice(0, seq), places):
+        if places and sight.sees_all(slice(0, seq), places):
             at_once = max(at_once, BLOCK_SCORES // len(places))
         for low in range(0, seq, at_once):
             rows = slice(low, min(low + at_once, seq))
@@ -155,14 +175,14 @@ class Queries:
                 stop = min(start + BLOCK_KEYS, seen.stop)
                 yield rows, slice(start - places.start, stop - places.start)
 
-    def _scores(self, rows: slice, keys: Keys, seen: slice) -> Tensor:
+    def _scores(self, rows: slice, keys: Keys, seen: slice, sight: Sight) -> Tensor:
         """``[n, group, block, seen]``, in a wide dtype; of what they may not see minus infinity."""
         q, k = self.q[:, :, rows], keys.k[:, seen]
         products = q.new_empty(len(q), q.shape[1] * q.shape[2], k.shape[1])
         products.baddbmm_(_flat(q), k.mT, beta=0, alpha=self._scale)
         scores = products.view(*q.shape[:3], -1).to(wide_dtype(q))
         first = keys.places.start
-        hidden = self._sight.hidden(rows, range(first + seen.start, first + seen.stop))
+        hidden = sight.hidden(rows, range(first + seen.start, first + seen.stop))
         if hidden is not None:
             by_sample = scores.view(len(hidden), -1, *scores.shape[2:])
             by_sample.masked_fill_(hidden[:, None], -torch.inf)

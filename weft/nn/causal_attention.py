@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.nn.documents import Packed
+from weft.nn.moved import in_order
 from weft.nn.norm import wide_dtype
 from weft.nn.varlen import has_kernel, packed_attention
 
@@ -39,6 +40,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> 
     if not len(q):  # nothing, with gradients that are zero
         nothing = v.new_zeros((*q.shape[:-1], v.shape[-1]))
         return nothing + (q.sum() + k.sum() + v.sum())
+    if packed is not None and packed.places is not None:
+        return in_order(causal_attention, (q, k, v), packed)
     if packed is not None and has_kernel(q, packed):
         return packed_attention(q, k, v, packed)
     if packed is not None or q.device.type == "cpu":

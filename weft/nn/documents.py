@@ -27,6 +27,9 @@ class Packed(NamedTuple):
     """Likewise of the keys, where there are more of them than queries."""
     end: Tensor | None = None
     """As ``ends``, where these are not all tokens."""
+    places: Tensor | None = None
+    """``[batch, seq]`` int64: which token of its sample is computed in each place, where that is
+    not its own; all else here is in the order of the sample."""
 
     @property
     def ends(self) -> Tensor:
@@ -80,14 +83,24 @@ class Documents:
     packed: Packed
 
     @classmethod
-    def of(cls, segments: npt.NDArray[np.integer], device: torch.device | str) -> Documents:
+    def of(
+        cls,
+        segments: npt.NDArray[np.integer],
+        device: torch.device | str,
+        places: npt.NDArray[np.int64] | None = None,
+    ) -> Documents:
         """Of ``[batch, seq]`` numbers of documents, equal for neighbours in the same one.
 
-        A number that comes again after another one is another document.
+        A number that comes again after another one is another document. ``places``: as of
+        ``Packed``.
         """
         starts = np.ones(segments.shape, dtype=np.bool_)
         starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
-        return cls._of_starts(starts, torch.device(device))
+        found = cls._of_starts(starts, torch.device(device))
+        if places is None:
+            return found
+        where = upload(torch.from_numpy(np.ascontiguousarray(places)), torch.device(device))
+        return cls(starts, found.packed._replace(places=where))
 
     @classmethod
     def _of_starts(cls, starts: npt.NDArray[np.bool_], device: torch.device) -> Documents:
@@ -104,4 +117,12 @@ class Documents:
 
     def rows(self, rows: slice) -> Documents:
         """Of some of the samples."""
-        return self._of_starts(self.starts[rows], self.packed.first.device)
+        found, places = (
+            self._of_starts(self.starts[rows], self.packed.first.device),
+            self.packed.places,
+        )
+        return (
+            found
+            if places is None
+            else Documents(found.starts, found.packed._replace(places=places[rows]))
+        )

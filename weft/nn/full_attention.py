@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.nn.documents import Packed
+from weft.nn.moved import in_order
 from weft.nn.varlen import has_kernel, packed_attention
 
 
@@ -25,6 +26,8 @@ def full_attention(q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> Te
     """
     if packed is None:
         return _fused(q, k, v)
+    if packed.places is not None:
+        return in_order(full_attention, (q, k, v), packed)
     if has_kernel(q, packed):
         return packed_attention(q, k, v, packed, causal=False)
     return attention_by_length(q, k, v, packed, causal=False)

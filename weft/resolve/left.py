@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from weft.cluster.cluster import Cluster
@@ -94,7 +95,7 @@ def asking_of(loaded: Loaded, plan: Plan) -> Loaded:
 
     config = loaded.config
     data = config.data
-    if data.balance_documents and _refuses(refuse_one_part, plan):
+    if data.balance_documents and _refuses(partial(refuse_one_part, seq_len=data.seq_len), plan):
         data = data.model_copy(update={"balance_documents": False})
     balance = None if _refuses(refuse_unbalanced, plan) else config.balance
     still = {"sites": sites_still(config.sites, plan), "balance": balance, "data": data}

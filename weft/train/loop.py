@@ -199,16 +199,18 @@ def cut(
             samples = torch.from_numpy(batch.samples[rows])
             keys = upload(dropout_keys(*dropout_seed, samples), device)
         positions = torch.arange(batch.tokens.shape[1], device=device)[None]
-        documents = None
+        documents, moved = None, None if batch.places is None else batch.places[rows]
         if batch.segments is not None:
-            documents = Documents.of(batch.segments[rows], device)
+            documents = Documents.of(batch.segments[rows], device, moved)
             if restart:
                 positions = positions - documents.packed.first
-        tensors = {
-            "tokens": on_device(batch.tokens[rows]).long(),
-            "targets": on_device(batch.targets[rows]).long(),
-            "weights": on_device(batch.weights[rows]),
-        }
+        given = [batch.tokens[rows], batch.targets[rows], batch.weights[rows]]
+        if moved is not None:
+            places = on_device(moved)
+            positions = positions.expand(places.shape).gather(1, places)
+            given = [np.take_along_axis(array, moved, axis=1) for array in given]
+        tokens, targets, weights = map(on_device, given)
+        tensors = {"tokens": tokens.long(), "targets": targets.long(), "weights": weights}
         context = Context(positions=positions, documents=documents, dropout_keys=keys)
         result.append(MicroBatch(tensors, context))
     return result

@@ -15,7 +15,7 @@ import numpy as np
 from weft.checkpoint.entry import CheckpointError
 from weft.cost.flops import pairs_of_a_token, train_flops_per_token
 from weft.data.batch import Dataset, DatasetSpec, spread
-from weft.data.even import EvenSpec, parts_of
+from weft.data.even import evenly
 from weft.data.left_out import WithoutSpec
 from weft.data.loader import Loader
 from weft.data.prepare import Prepared
@@ -59,7 +59,7 @@ def batches(job: Job, agreed: Agreed, rank: int, first_step: int, stack: ExitSta
     spec: DatasetSpec = agreed.data.train
     if config.balance_documents:
         cost = pairs_of_a_token(agreed.spec)
-        spec = EvenSpec(spec=agreed.data.train, parts=parts_of(plan), token=cost)
+        spec = evenly(agreed.data.train, plan, cost)
     left_out = agreed.history.left_out
     with signals_held():
         loader = Loader(

@@ -21,6 +21,7 @@ from weft.comm.comm import Arriving
 from weft.nn.attention_parts import Gradients, Keys, Queries, Sight
 from weft.nn.causal_attention import by_head, by_key_head, from_head
 from weft.nn.documents import Packed
+from weft.nn.moved import moved
 from weft.nn.norm import wide_dtype
 from weft.parallel.runtime import AxisGroup, Sum
 
@@ -36,9 +37,13 @@ class Ring:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> Tensor:
         """``q`` and the result ``[batch, own seq, heads, d_head]``, ``k`` and ``v`` likewise."""
-        first = None if packed is None else packed.first
-        result: Tensor = _Attention.apply(q, k, v, first, self)  # type: ignore[no-untyped-call]
-        return result
+        if packed is None or packed.places is None:
+            result: Tensor = _Attention.apply(q, k, v, packed, self)  # type: ignore[no-untyped-call]
+            return result
+        order = tokens_in(packed.places, self.own).argsort(dim=1)
+        ascending = (moved(x, order) for x in (q, k, v))
+        found = _Attention.apply(*ascending, packed, self)  # type: ignore[no-untyped-call]
+        return moved(found, order.argsort(dim=1))
 
     @property
     def own(self) -> Ranges:
@@ -107,27 +112,32 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, first: Tensor | None, ring: Ring
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, packed: Packed | None, ring: Ring
     ) -> Tensor:
-        mine, widths = _queries(q, k, v, first, ring), [k.shape[3], v.shape[3]]
-        for places, held in ring.round(_held(k, v)):
-            for keys in _keys(places, held, widths):
-                for queries in mine:
-                    queries.see(keys)
+        mine, widths = _queries(q, k, v, ring), [k.shape[3], v.shape[3]]
+        seen = _Seen(q, packed, ring)
+        for slots, held in ring.round(_held(k, v)):
+            sights = seen.of(slots)
+            for keys in _keys(seen.parts(slots), held, widths):
+                for queries, sight in zip(mine, sights, strict=True):
+                    queries.see(keys, sight)
         found = [queries.result() for queries in mine]
         result = torch.cat([_by_token(mixed, len(q)) for mixed, _ in found], dim=1)
-        ctx.save_for_backward(q, k, v, first, result, *(log_sum for _, log_sum in found))
+        log_sums = (log_sum for _, log_sum in found)
+        documents = (None, None) if packed is None else (packed.first, packed.places)
+        ctx.save_for_backward(q, k, v, *documents, result, *log_sums)
         ctx.ring = ring
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        q, k, v, first, result, *log_sums = ctx.saved_tensors
+        q, k, v, first, places, result, *log_sums = ctx.saved_tensors
         ring: Ring = ctx.ring
         batch, kv_heads, wide = len(q), k.shape[2], wide_dtype(q)
-        mine, widths = _queries(q, k, v, first, ring), [k.shape[3], v.shape[3]]
-        sizes = ring.halves
+        mine, widths = _queries(q, k, v, ring), [k.shape[3], v.shape[3]]
+        packed = None if first is None else Packed(first, None, places=places)
+        sizes, seen = ring.halves, _Seen(q, packed, ring)
         d_results = [by_key_head(x, kv_heads) for x in torch.split(grad, sizes, dim=1)]
         products = (grad.to(wide) * result).sum(-1, keepdim=True)
         deltas = [by_key_head(x, kv_heads)[..., 0] for x in torch.split(products, sizes, dim=1)]
@@ -136,10 +146,11 @@ class _Attention(torch.autograd.Function):
         own = _held(k, v)
 
         def add(some: slice, places: Ranges, held: Tensor, d_held: Tensor) -> Tensor:
-            of_both = (_keys(places, x, widths) for x in (held, d_held))
+            parts, sights = seen.parts(places), seen.of(places)
+            of_both = (_keys(parts, x, widths) for x in (held, d_held))
             for keys, d_keys in zip(*of_both, strict=True):
-                for queries, so_far in each[some]:
-                    queries.gradients(keys, so_far, d_keys)
+                for (queries, so_far), sight in zip(each[some], sights[some], strict=True):
+                    queries.gradients(keys, sight, so_far, d_keys)
             return d_held
 
         def gradient(places: Ranges, held: Tensor) -> Tensor:
@@ -153,13 +164,47 @@ class _Attention(torch.autograd.Function):
         return d_q, d_k, d_v, None, None
 
 
-def _queries(q: Tensor, k: Tensor, v: Tensor, first: Tensor | None, ring: Ring) -> list[Queries]:
+class _Seen:
+    """What the halves of this rank's queries see of the keys of each rank.
+
+    Where tokens are computed in their own places, those are what keys are told by. Else those of a
+    rank ascend, so what a query sees of them is again from one number up to another.
+    """
+
+    def __init__(self, q: Tensor, packed: Packed | None, ring: Ring) -> None:
+        self._places = None if packed is None else packed.places
+        if packed is None or packed.places is None:
+            sight = Sight.of(q, packed, ring.own, causal=ring.causal)
+        else:
+            own = tokens_in(packed.places, ring.own).sort(dim=1).values
+            sight = Sight.moved(packed, own, causal=ring.causal)
+        self._sights = sight.split(ring.halves)
+
+    def parts(self, slots: Ranges) -> Ranges:
+        """How the keys of a rank are numbered."""
+        if self._places is None:
+            return slots
+        many = sum(map(len, slots))
+        return range(many // 2), range(many // 2, many)
+
+    def of(self, slots: Ranges) -> list[Sight]:
+        """By such numbers, of each half."""
+        if self._places is None:
+            return self._sights
+        theirs = tokens_in(self._places, slots).sort(dim=1).values
+        return [sight.among(theirs) for sight in self._sights]
+
+
+def tokens_in(places: Tensor, slots: Ranges) -> Tensor:
+    """Which tokens ``[batch, n]`` of each sample a rank has in its slots."""
+    return torch.cat([places[:, part.start : part.stop] for part in slots], dim=1)
+
+
+def _queries(q: Tensor, k: Tensor, v: Tensor, ring: Ring) -> list[Queries]:
     """This rank's, a half each."""
-    packed = None if first is None else Packed(first, None)
-    sights = Sight.of(q, packed, ring.own, causal=ring.causal).split(ring.halves)
     return [
-        Queries(by_key_head(mine, k.shape[2]), sight, v.shape[3])
-        for mine, sight in zip(torch.split(q, ring.halves, dim=1), sights, strict=True)
+        Queries(by_key_head(mine, k.shape[2]), v.shape[3])
+        for mine in torch.split(q, ring.halves, dim=1)
     ]
 
 

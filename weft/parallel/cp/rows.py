@@ -22,7 +22,7 @@ from weft.nn.attention_parts import Sight
 from weft.nn.causal_attention import by_head, by_key_head, from_head
 from weft.nn.documents import Packed
 from weft.nn.norm import wide_dtype
-from weft.parallel.cp.ring import Ring
+from weft.parallel.cp.ring import Ring, tokens_in
 from weft.parallel.runtime import Sum
 
 
@@ -34,8 +34,14 @@ class Rows:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> Tensor:
         """``q`` and the result ``[batch, own seq, heads, d_head]``, ``k`` and ``v`` likewise."""
-        sight = Sight.of(q, packed, self._ring.own, causal=self._ring.causal)
-        mixed: Tensor = _Attention.apply(q, k, v, sight, self._ring)  # type: ignore[no-untyped-call]
+        ring, seq = self._ring, sum(sum(map(len, slots)) for slots in self._ring.parts)
+        if packed is None or packed.places is None:
+            sight = Sight.of(q, packed, ring.own, causal=ring.causal)
+            hidden = sight.hidden(slice(None), range(seq))
+        else:
+            own = tokens_in(packed.places, ring.own)
+            hidden = Sight.moved(packed, own, causal=ring.causal).hides(packed.places)
+        mixed: Tensor = _Attention.apply(q, k, v, hidden, ring)  # type: ignore[no-untyped-call]
         return mixed
 
 
@@ -47,14 +53,15 @@ class _Attention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sight: Sight, ring: Ring) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, ring: Ring
+    ) -> Tensor:
         queries, seq = _rows(q, k), sum(sum(map(len, places)) for places in ring.parts)
         scores = queries.new_empty((*queries.shape[:2], seq), dtype=wide_dtype(q))
         for places, held in ring.round(k):
             for columns, keys in _columns(places, held):
                 scores[..., columns] = torch.bmm(queries, keys.mT)
         scores *= q.shape[-1] ** -0.5
-        hidden = sight.hidden(slice(None), range(seq))
         if hidden is not None:
             by_sample = scores.view(len(hidden), -1, q.shape[1], seq)
             by_sample.masked_fill_(hidden[:, None], -torch.inf)
