@@ -48,14 +48,14 @@ from weft.checkpoint.store import begin, commit, temporary
 from weft.comm.address import RankAddress
 from weft.comm.join import join
 from weft.config.errors import ConfigError, ConfigErrors, RunError
-from weft.config.sections import (
+from weft.config.optim_sections import (
     REHEARSAL_EPS,
     AdamWConfig,
     CosineSchedule,
-    DataConfig,
     ParamGroupConfig,
     SgdConfig,
 )
+from weft.config.sections import DataConfig
 from weft.data.prepare import prepare
 from weft.diagnose.reference import by_reference
 from weft.diagnose.verify import Rehearsal, RunsRanks, difference, rehearse

@@ -22,7 +22,7 @@ from weft.axes.registry import AXES
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.config.sections import AdamWConfig
+from weft.config.optim_sections import AdamWConfig
 from weft.data.dataset import PackedSpec
 from weft.data.inside import lengths_of, places_by_work
 from weft.elastic.pool import RanksFailedError, WorkerPool

@@ -42,7 +42,7 @@ from benchmarks.parallel_peers import (
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
-from weft.config.sections import AdamWConfig
+from weft.config.optim_sections import AdamWConfig
 from weft.elastic.pool import WorkerPool
 from weft.models.llama.sizes import SIZES
 from weft.nn.context import Context

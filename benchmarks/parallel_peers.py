@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.plain_llama import PlainLlama, token_loss
-from weft.config.sections import AdamWConfig
+from weft.config.optim_sections import AdamWConfig
 from weft.models.registry import FAMILIES
 from weft.nn.init import initial_values
 from weft.plan.box import Box

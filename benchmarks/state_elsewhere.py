@@ -22,7 +22,7 @@ from time import perf_counter
 import torch
 
 from weft.comm.address import RankAddress
-from weft.config.sections import AdamWConfig
+from weft.config.optim_sections import AdamWConfig
 from weft.memory.tiers import PIECE_BYTES
 from weft.models.llama.sizes import SIZES
 from weft.plan.mesh import Mesh

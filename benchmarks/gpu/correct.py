@@ -16,7 +16,7 @@ from benchmarks.gpu.part import Found, Here, Part
 from weft.cluster.cluster import HOST
 from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError
-from weft.config.sections import REHEARSAL_EPS, AdamWConfig
+from weft.config.optim_sections import REHEARSAL_EPS, AdamWConfig
 from weft.diagnose.reference import by_reference, lacks_reference
 from weft.diagnose.verdict import tolerance_of
 from weft.diagnose.verify import Rehearsal, Trace, difference, one_process, rehearse, run_rank

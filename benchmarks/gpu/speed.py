@@ -22,7 +22,7 @@ from benchmarks.gpu.part import Found, Here, Part
 from benchmarks.plain_llama import PlainLlama, token_loss
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
-from weft.config.sections import AdamWConfig
+from weft.config.optim_sections import AdamWConfig
 from weft.cost.flops import train_flops_per_token
 from weft.data.synthetic import SyntheticDataset
 from weft.elastic.chip_profile import measure_links

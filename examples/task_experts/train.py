@@ -22,7 +22,7 @@ from task_experts.family import FAMILY
 from task_experts.images import CLASSES, TASKS, batch
 from task_experts.sizes import SMALL, VisionSpec
 from weft.comm.address import RankAddress
-from weft.config.sections import AdamWConfig, CosineSchedule
+from weft.config.optim_sections import AdamWConfig, CosineSchedule
 from weft.models.registry import FAMILIES
 from weft.nn.context import Context
 from weft.nn.stage import STREAM, MicroBatch, Stage

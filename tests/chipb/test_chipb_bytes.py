@@ -12,7 +12,7 @@ import torch
 from chipb.chip import with_chips
 
 from weft.comm.address import RankAddress
-from weft.config.sections import AdamWConfig
+from weft.config.optim_sections import AdamWConfig
 from weft.cost.memory import BUCKET_BYTES, LIBRARY_BYTES, Overheads, memory_of_plan
 from weft.diagnose.verify import Rehearsal, rehearsing, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
@@ -80,6 +80,7 @@ ROWS = [
     Row(ranks=2, zero=3, recompute="core+full:2"),
     Row(state_tier="disk"),
     Row(precision="bf16", param_tier="disk", seq_len=128),
+    Row(precision="bf16", param_tier="disk", state_tier="disk", seq_len=128),
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from parity.cases import Case
 from torch.autograd.graph import saved_tensors_hooks
 
 from weft.comm.address import RankAddress
-from weft.config.sections import SgdConfig
+from weft.config.optim_sections import SgdConfig
 from weft.data.synthetic import SyntheticDataset
 from weft.diagnose.verify import rehearse
 from weft.elastic.pool import WorkerPool

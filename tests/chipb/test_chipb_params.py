@@ -12,7 +12,7 @@ from chipb.test_chipb_jobs import on
 from parity.cases import Case
 
 from weft.comm.address import RankAddress
-from weft.config.sections import AdamWConfig
+from weft.config.optim_sections import AdamWConfig
 from weft.cost.memory import memory_of_plan
 from weft.data.synthetic import SyntheticDataset
 from weft.diagnose.verify import rehearse
@@ -28,6 +28,8 @@ from weft.train.loop import cut
 
 SPEC = FAMILIES["llama"].sizes["debug-1m"].reduced()
 SPEC = replace(SPEC, num_layers=8, d_model=256, d_ff=512, num_heads=4, d_head=64)
+SEQ_LEN = 2
+"""Few: the model of memory is of fused norms and compiled gates, which the chip has not."""
 
 CASES = [
     Case("alone-gpt2", shares=(6,), family="gpt2", dropout=0.2, recompute="offload"),
@@ -75,9 +77,9 @@ def alone(params: Tier, state: Tier) -> Plan:
 def most(address: RankAddress, tiers: tuple[Tier, Tier]) -> int:
     """Bytes of the chip at the peak of forwards and backwards."""
     comm, _ = join_plan(address, alone(*tiers), timeout_s=600)
-    built = assemble_model(alone(*tiers), SPEC, comm, optim=AdamWConfig(), seq_len=16)
+    built = assemble_model(alone(*tiers), SPEC, comm, optim=AdamWConfig(), seq_len=SEQ_LEN)
     fill(built.gradients, initial(1))
-    batch = SyntheticDataset(vocab_size=SPEC.vocab_size, seq_len=16, seed=2).batch(range(1))
+    batch = SyntheticDataset(vocab_size=SPEC.vocab_size, seq_len=SEQ_LEN, seed=2).batch(range(1))
     (micro,) = cut(batch, [1], torch.device(NAME, 0))
     built.executor.train([micro])
     comm.close()
@@ -90,12 +92,13 @@ def test_two_layers_are_on_the_chip_at_a_time(library: Path) -> None:
     every: list[tuple[Tier, Tier]] = [("host", "host"), ("disk", "device"), ("device", "device")]
     with WorkerPool() as pool:
         away, *peaks = [pool.run(with_chips, most, tiers, world_size=1)[0] for tiers in every]
-    for (params, state), peak in zip(every[1:], peaks, strict=True):
-        told = memory_of_plan(alone(params, state), SPEC, 16)[0]
+    for (params, state), peak in zip(every, (away, *peaks), strict=True):
+        told = memory_of_plan(alone(params, state), SPEC, SEQ_LEN)[0]
         masters = told.optimizer / 3  # the rest comes with the first update
-        told = replace(told, runtime=0.0, optimizer=masters)
+        pieces = 16 * shape_of(SPEC).params * (state == "host")  # which come with it too
+        told = replace(told, runtime=0.0, optimizer=masters, buffers=told.buffers - pieces)
         assert peak == pytest.approx(told.total, rel=0.03)
-    told = memory_of_plan(alone("host", "host"), SPEC, 16)[0]
+    told = memory_of_plan(alone("host", "host"), SPEC, SEQ_LEN)[0]
     assert told.state == 0
     # Gradients and masters in four bytes each: no part of either waits on the chip.
     assert peaks[0] - away == pytest.approx(8 * shape_of(SPEC).params, rel=0.03)

@@ -13,15 +13,9 @@ from pydantic import ValidationError
 
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.load import Loaded, explain, load_config, to_yaml
+from weft.config.optim_sections import CosineSchedule, WsdSchedule
 from weft.config.plan_sections import AutoConfig, PlanConfig
-from weft.config.sections import (
-    BatchConfig,
-    Config,
-    CosineSchedule,
-    DataConfig,
-    SourceConfig,
-    WsdSchedule,
-)
+from weft.config.sections import BatchConfig, Config, DataConfig, SourceConfig
 from weft.config.tree import COMMAND_LINE, DEFAULT, Origin, Reading, dump, plain, scalar
 
 

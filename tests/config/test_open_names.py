@@ -8,8 +8,9 @@ import pytest
 
 from weft.config.errors import ConfigErrors
 from weft.config.load import Loaded, config_schema, load_config
+from weft.config.optim_sections import OptimConfig
 from weft.config.schema import one_of, root
-from weft.config.sections import ModelConfig, OptimConfig
+from weft.config.sections import ModelConfig
 from weft.config.values import Count, Positive
 from weft.models.llama.config import LlamaConfig
 from weft.models.registry import FAMILIES, model_spec, register_family

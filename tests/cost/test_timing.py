@@ -7,7 +7,7 @@ import pytest
 from benchmarks.job import Job, step_seconds_of_job
 from weft.cluster.cluster import Chip, Dtype, catalogue
 from weft.config.errors import ConfigError
-from weft.config.sections import AdamWConfig, SgdConfig
+from weft.config.optim_sections import AdamWConfig, SgdConfig
 from weft.cost.choice import Group, StageChoice
 from weft.cost.memory import params_of
 from weft.cost.operators import Op, Phase

@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.cluster.cluster import Cluster
 from weft.comm.address import RankAddress
 from weft.config.load import load_config
-from weft.config.sections import AdamWConfig, CosineSchedule, SgdConfig
+from weft.config.optim_sections import AdamWConfig, CosineSchedule, SgdConfig
 from weft.diagnose.reference import by_reference
 from weft.diagnose.verdict import TOLERANCE
 from weft.diagnose.verify import (

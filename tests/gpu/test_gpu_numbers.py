@@ -19,7 +19,7 @@ from benchmarks.gpu import eight_bits
 from benchmarks.gpu.correct import Table, mesh_plan, rehearsal, sharing, side_by_side
 from benchmarks.gpu.memory import checkpoint
 from benchmarks.gpu.part import DisprovedError, Found, Here
-from weft.config.sections import AdamWConfig
+from weft.config.optim_sections import AdamWConfig
 from weft.diagnose.verify import COARSE_EPS
 from weft.elastic.pool import WorkerPool
 from weft.plan.plan import Precision

@@ -17,7 +17,7 @@ from weft.checkpoint.reader import open_checkpoint
 from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.load import load_config
-from weft.config.sections import AdamWConfig, OptimConfig, ParamGroupConfig
+from weft.config.optim_sections import AdamWConfig, OptimConfig, ParamGroupConfig
 from weft.diagnose.verify import (
     Rehearsal,
     difference,

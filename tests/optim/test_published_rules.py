@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.checkpoint.reader import open_checkpoint
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
-from weft.config.sections import REHEARSAL_EPS, OptimConfig, ParamGroupConfig
+from weft.config.optim_sections import REHEARSAL_EPS, OptimConfig, ParamGroupConfig
 from weft.diagnose.reference import by_reference
 from weft.diagnose.verify import difference, one_process, rehearse
 from weft.elastic.pool import WorkerPool

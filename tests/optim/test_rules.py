@@ -19,16 +19,14 @@ from train.test_gradients import gradients_of
 from weft.checkpoint.reader import open_checkpoint
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
-from weft.config.sections import (
+from weft.config.optim_sections import (
     AdamWConfig,
-    BatchConfig,
-    Config,
     CosineSchedule,
-    DataConfig,
     OptimConfig,
     ParamGroupConfig,
     SgdConfig,
 )
+from weft.config.sections import BatchConfig, Config, DataConfig
 from weft.cost.memory import stage_params
 from weft.cost.work import Training
 from weft.diagnose.verify import (

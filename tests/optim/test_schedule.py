@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.config.sections import AdamWConfig, CosineSchedule, WsdSchedule
+from weft.config.optim_sections import AdamWConfig, CosineSchedule, WsdSchedule
 from weft.optim.schedule import lr_at
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from weft.config.sections import OptimConfig
+from weft.config.optim_sections import OptimConfig
 from weft.optim.kind import Kind
 from weft.optim.registry import OPTIMIZERS
 from weft.optim.rule import Dims, Rule, Update, every_dim

@@ -16,14 +16,12 @@ from weft.checkpoint.reader import open_checkpoint
 from weft.comm.abort import Abort
 from weft.comm.address import RankAddress
 from weft.comm.join import join
+from weft.config.optim_sections import AdamWConfig, OptimConfig, SgdConfig
 from weft.config.sections import (
-    AdamWConfig,
     BatchConfig,
     CheckpointConfig,
     Config,
     DataConfig,
-    OptimConfig,
-    SgdConfig,
     SitesConfig,
     TrainConfig,
 )

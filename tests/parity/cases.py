@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import get_args
 
-from weft.config.sections import REHEARSAL_EPS, AdamWConfig, CosineSchedule
+from weft.config.optim_sections import REHEARSAL_EPS, AdamWConfig, CosineSchedule
 from weft.diagnose.verify import Rehearsal
 from weft.models.registry import FAMILIES
 from weft.plan.layout import At

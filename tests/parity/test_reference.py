@@ -8,7 +8,7 @@ import pytest
 from parity.cases import OPTIM, PARITY, Case
 from parity.test_parity import TOLERANCE
 
-from weft.config.sections import OptimConfig, ParamGroupConfig, SgdConfig, WsdSchedule
+from weft.config.optim_sections import OptimConfig, ParamGroupConfig, SgdConfig, WsdSchedule
 from weft.diagnose.reference import by_reference
 from weft.diagnose.verify import Rehearsal, difference, one_process, rehearse
 from weft.elastic.pool import WorkerPool

@@ -10,7 +10,8 @@ from weft.cluster.cluster import Cluster, Node, catalogue
 from weft.config.errors import ConfigErrors
 from weft.config.load import load_config
 from weft.plan.plan import Plan
-from weft.resolve.resolve import Resolved, read_plan, refuse_without_effect, resolve
+from weft.resolve.overruled import refuse_without_effect
+from weft.resolve.resolve import Resolved, read_plan, resolve
 
 H100 = catalogue()["H100-SXM5-80GB"]
 LAPTOP = Node(

@@ -19,7 +19,7 @@ from weft.cluster.cluster import Cluster, Node
 from weft.comm.address import RankAddress
 from weft.config.errors import ConfigErrors
 from weft.config.load import load_config
-from weft.config.sections import AdamWConfig
+from weft.config.optim_sections import AdamWConfig
 from weft.cost import memory as cost
 from weft.cost.memory import memory_of_plan
 from weft.data.synthetic import SyntheticDataset

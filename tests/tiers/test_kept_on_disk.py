@@ -1,19 +1,16 @@
 """Files of optimizer state: without a name, of the size they need, and refused in words."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from weft.cluster.cluster import Cluster, Node
-from weft.config.errors import ConfigError, ConfigErrors, RunError
+from weft.config.errors import ConfigErrors, RunError
 from weft.config.load import load_config
 from weft.memory.kept import forget, is_apart, zeros
 from weft.precision.roles import Role
-from weft.resolve import folder_here
 from weft.resolve.folder_here import OnDisk, on_disk, speed_note
-from weft.resolve.memory_here import refuse_too_large
 from weft.resolve.resolve import resolve
 
 CPU = torch.device("cpu")
@@ -38,9 +35,6 @@ def test_no_room_on_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        (["optim.state_tier=host"], "optim.state_tier = 'host': expected device or disk on proc"),
-        (ON_DISK, "optim.state_folder = null: expected a folder for what is kept on disk"),
-        (["optim.state_folder=/x"], "optim.state_folder = '/x': expected null where nothing is"),
         (
             ["plan.stages=[{layers: 1, state_tier: host}, {}]"],
             "plan.stages[0].state_tier = 'host': expected device or disk. A processor's memory",
@@ -60,25 +54,12 @@ def test_refused_before_anything_starts(given: list[str], problem: str) -> None:
     assert problem in str(caught.value).replace("None", "null")
 
 
-def test_the_folder_is_looked_at_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def checked(folder: Path) -> object:
-        given = [*ON_DISK, f"optim.state_folder={folder}"]
-        loaded = load_config("debug", given)
-        resolved = resolve(loaded, Cluster(nodes=(NODE,)))
-        refuse_too_large(loaded, resolved, range(resolved.plan.world_size))
-        return resolved
-
-    with pytest.raises(ConfigError, match="expected a folder that is there"):
-        checked(tmp_path / "absent")
-    (said,) = speed_note(checked(tmp_path), None, 1e-9)  # type: ignore[arg-type]
+def test_how_slow_the_folder_is_is_said_before_training(tmp_path: Path) -> None:
+    given = [*ON_DISK, f"optim.state_folder={tmp_path}"]
+    resolved = resolve(load_config("debug", given), Cluster(nodes=(NODE,)))
+    (said,) = speed_note(resolved, None, 1e-9)
     assert "0.0392 GB that each step reads and writes take" in said
     assert said.endswith("longer than the 1e-09 s predicted of a whole step")
-    full = SimpleNamespace(f_bavail=0, f_frsize=4096)
-    monkeypatch.setattr(folder_here.os, "statvfs", lambda _: full)
-    with pytest.raises(ConfigErrors, match=f"state_folder = .*{tmp_path}.*its disk has 0 GiB"):
-        checked(tmp_path)
 
 
 MICROBATCHES = 6

@@ -9,7 +9,7 @@ import torch
 from parity.cases import Case
 
 from weft.comm.address import RankAddress
-from weft.config.sections import OptimConfig
+from weft.config.optim_sections import OptimConfig
 from weft.cost import memory as cost
 from weft.cost.memory import memory_of_plan
 from weft.diagnose.verify import Rehearsal, synthetic_microbatches

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from weft.comm.comm import Comm
-from weft.config.sections import AdamWConfig
+from weft.config.optim_sections import AdamWConfig
 from weft.cost.activations import stage_kept
 from weft.cost.choice import choice_of
 from weft.data.synthetic import SyntheticDataset

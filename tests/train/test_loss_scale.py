@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from weft.comm.address import RankAddress
-from weft.config.sections import AdamWConfig, OptimConfig, SgdConfig
+from weft.config.optim_sections import AdamWConfig, OptimConfig, SgdConfig
 from weft.diagnose.verdict import TOLERANCE
 from weft.diagnose.verify import (
     COARSE_EPS,

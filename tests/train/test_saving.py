@@ -13,15 +13,8 @@ from weft.checkpoint.reader import open_checkpoint
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.config.sections import (
-    AdamWConfig,
-    BatchConfig,
-    CheckpointConfig,
-    Config,
-    CosineSchedule,
-    DataConfig,
-    TrainConfig,
-)
+from weft.config.optim_sections import AdamWConfig, CosineSchedule
+from weft.config.sections import BatchConfig, CheckpointConfig, Config, DataConfig, TrainConfig
 from weft.data.synthetic import SyntheticDataset
 from weft.elastic.pool import WorkerPool
 from weft.models.decoder_spec import DecoderSpec

@@ -18,7 +18,8 @@ from weft.checkpoint.remote.owner import Owner
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.errors import DivergedError
-from weft.config.sections import AdamWConfig, CheckpointConfig, RecoveryConfig, TrainConfig
+from weft.config.optim_sections import AdamWConfig
+from weft.config.sections import CheckpointConfig, RecoveryConfig, TrainConfig
 from weft.data.batch import Batch
 from weft.data.synthetic import SyntheticDataset
 from weft.diagnose.verify import Rehearsal, rehearsing, synthetic_microbatches

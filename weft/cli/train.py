@@ -42,11 +42,12 @@ from weft.report.progress import Preparing, choose_mode
 from weft.report.run_files import number
 from weft.resolve.folder_here import speed_note
 from weft.resolve.memory_here import positions_here, refuse_too_large
+from weft.resolve.overruled import refuse_without_effect
 from weft.resolve.peaks import peaks_here
 from weft.resolve.prediction import AUTO_FILE, PREDICTION_FILE, Prediction
 from weft.resolve.queues import refuse_few_queues
 from weft.resolve.rank_chips import CLUSTER_VARIABLE
-from weft.resolve.resolve import Resolved, refuse_without_effect
+from weft.resolve.resolve import Resolved
 from weft.train.job import Job
 from weft.train.run_folder import (
     CONFIG_FILE,

@@ -24,7 +24,7 @@ from weft.lab.lab import refuse_too_much
 from weft.lab.leftovers import find_labs, remarks
 from weft.lab.tools import why_not_here
 from weft.platform.detect import detect
-from weft.resolve.resolve import refuse_without_effect
+from weft.resolve.overruled import refuse_without_effect
 from weft.train.run_folder import RunFolder, write_text
 from weft.tune.job import Job, job_of
 from weft.tune.page import NUMBERS, PAGE, as_json, page, trial_rows, verdict

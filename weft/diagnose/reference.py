@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from weft.config.sections import OptimConfig
+from weft.config.optim_sections import OptimConfig
 from weft.data.synthetic import SyntheticDataset
 from weft.diagnose.verify import Array, Rehearsal, Trace
 from weft.models.reference import Params, Samples

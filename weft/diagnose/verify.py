@@ -18,7 +18,8 @@ import torch
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
-from weft.config.sections import REHEARSAL_EPS, Config, OptimConfig
+from weft.config.optim_sections import REHEARSAL_EPS, OptimConfig
+from weft.config.sections import Config
 from weft.cost.work import share
 from weft.data.inside import lengths_of, places_by_work, slots_of
 from weft.data.synthetic import SyntheticDataset

@@ -17,7 +17,7 @@ from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.comm.members import Channel
-from weft.config.sections import AdamWConfig
+from weft.config.optim_sections import AdamWConfig
 from weft.cost.operators import PHASES, Op
 from weft.cost.profile import Contention, LinkKind, LinkTime, Machine, MovingTime, Profile
 from weft.elastic import measure

@@ -20,7 +20,8 @@ Piece = Sequence[Tensor]
 class Belt:
     """Brings one piece after another, the next one while a piece is used, and takes it back.
 
-    There is memory for ``NUM_ROOMS`` of the largest, and as much page-locked memory of the host.
+    There is memory for ``NUM_ROOMS`` of them, each as large as the largest of those that come to it
+    in turn, and as much page-locked memory of the host.
     """
 
     def __init__(
@@ -33,8 +34,8 @@ class Belt:
             piece[: len(piece) - last]
             for piece, last in zip(pieces, read_only or [0] * len(pieces), strict=True)
         ]
-        largest = max(map(room_bytes, pieces), default=0)
-        self._rooms = [_Room(device, largest) for _ in pieces[:NUM_ROOMS]]
+        in_turn = (pieces[number::NUM_ROOMS] for number in range(min(NUM_ROOMS, len(pieces))))
+        self._rooms = [_Room(device, max(map(room_bytes, each))) for each in in_turn]
         self._reads = ThreadPoolExecutor(1, "reads ahead")
         self._writes = ThreadPoolExecutor(1, "writes behind")
 

@@ -14,7 +14,8 @@ from weft.config.sections import BatchConfig
 from weft.config.tree import COMMAND_LINE
 from weft.config.values import Section
 from weft.planner.problem import Workload
-from weft.resolve.resolve import DECIDED_BY_PLAN, Resolved, resolve
+from weft.resolve.overruled import DECIDED_BY_PLAN
+from weft.resolve.resolve import Resolved, resolve
 
 ENDLESS = 1_000_000
 """Steps: more than a bench takes."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from weft.config.errors import ConfigError
-from weft.config.sections import OptimConfig, ParamGroupConfig
+from weft.config.optim_sections import OptimConfig, ParamGroupConfig
 from weft.plan.model import ParamSpec
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from weft.config.sections import OptimConfig
+from weft.config.optim_sections import OptimConfig
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

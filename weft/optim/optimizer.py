@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from weft.config.sections import OptimConfig
+from weft.config.optim_sections import OptimConfig
 from weft.memory.kept import zeros
 from weft.memory.tiers import keeps_apart
 from weft.optim.groups import Settings, settings_of

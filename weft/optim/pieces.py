@@ -135,7 +135,8 @@ def _parts(groups: Sequence[Group], *, by_element: bool) -> Iterator[_Part]:
                 yield _Part(number, place, slice(None))
                 continue
             rows, inner = [*main.value.shape, 1][0], max(prod(main.value.shape[1:]), 1)
-            width = main.value.element_size() * (1 + len(group.states)) * inner
+            tensors = 1 + len(group.states) + (main.rests is not None)
+            width = main.value.element_size() * tensors * inner
             unit = ALIGNMENT // gcd(ALIGNMENT, inner)
             step = max(PIECE_BYTES // (width * unit), 1) * unit
             for first in range(0, rows, step):

@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from weft.config.names import Registry
-from weft.config.sections import OptimConfig
+from weft.config.optim_sections import OptimConfig
 from weft.cost.work import ADAMW_BYTES, Training
 from weft.optim.groups import marked
 from weft.optim.kind import Kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import cos, pi
 
-from weft.config.sections import CosineSchedule, OptimConfig, WsdSchedule
+from weft.config.optim_sections import CosineSchedule, OptimConfig, WsdSchedule
 
 
 def lr_at(optim: OptimConfig, step: int, num_steps: int) -> float:

@@ -108,6 +108,10 @@ class Platform(ABC):
     def device(self, local_rank: int) -> torch.device:
         """The device of the ``local_rank``-th process on this machine, made current."""
 
+    def has_fp8(self, chip: Chip) -> bool:  # noqa: ARG002
+        """``multiplies_fp8`` on such a chip, as far as its data sheet says; without torch."""
+        return False
+
     def multiplies_fp8(self) -> bool:
         """PyTorch's product of factors in eight bits computes on the devices of this process, and
         faster than one of bf16."""

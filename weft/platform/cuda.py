@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weft.cluster.cluster import Chip
 from weft.config.errors import ConfigError
 from weft.platform.base import Platform, Queues, group_of
 from weft.platform.vendor import installed_torch, maker_of
@@ -83,6 +84,11 @@ class CudaPlatform(Platform):
             raise ConfigError("compute.device", self.name, expected, hint)
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
+
+    def has_fp8(self, chip: Chip) -> bool:
+        """Those of NVIDIA that have units for it; one without data may."""
+        known = chip.product_flops > 0
+        return chip.vendor == "NVIDIA" and (chip.peak_flops("fp8") is not None or not known)
 
     def multiplies_fp8(self) -> bool:
         """From compute capability 8.9 on; a build for AMD has none, as it wants other dtypes."""

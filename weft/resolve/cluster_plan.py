@@ -38,6 +38,7 @@ from weft.planner.validate import (
     validate_plan,
 )
 from weft.planner.whole_blocks import refuse_cut_blocks
+from weft.resolve.eight_bits import computing_there, eight_bits_notes
 from weft.resolve.orders import made_as_asked
 from weft.resolve.planned import (
     by_person,
@@ -80,6 +81,8 @@ def plan_request(loaded: Loaded, cluster: ClusterView, knowledge: Knowledge) -> 
         plan, cluster = _given(loaded, cluster, workload)
         if plan is None:
             refuse_limit_of_activations(loaded.config)
+        computing = computing_there(plan, workload.precision, cluster)
+        notes += eight_bits_notes(computing, asked=loaded.config.compute.emulate_fp8)
         if loaded.config.compute.tf32:
             _refuse_idle_tf32(plan, cluster, workload)
     except ConfigError as error:
@@ -151,7 +154,12 @@ def _given(
         cluster = view_used(file.chips, cluster) if file.chips else cluster
     else:
         given = loaded.config.compute
-        usual = {"tf32": False, "precision": workload.precision, "compile": bool(given.compile)}
+        usual = {
+            "tf32": False,
+            "emulate_fp8": False,
+            "precision": workload.precision,
+            "compile": bool(given.compile),
+        }
         config = loaded.config.model_copy(update={"compute": given.model_copy(update=usual)})
         machine = Node(host="", cpu="", cores=1, memory_gib=1.0, cpu_bf16=False)
         plan = resolve(

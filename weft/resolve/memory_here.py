@@ -116,7 +116,8 @@ def _cards(node: Node, devices: Sequence[str], ranks: Sequence[int]) -> Iterator
 
 
 def refuse_too_large(loaded: Loaded, resolved: Resolved, ranks: Sequence[int]) -> None:
-    """Refuse what cannot fit, unless ``compute.check_memory`` is false.
+    """Refuse a folder that cannot be used; and what cannot fit, unless ``compute.check_memory`` is
+    false.
 
     Args:
         ranks: Those that this machine runs.
@@ -124,6 +125,12 @@ def refuse_too_large(loaded: Loaded, resolved: Resolved, ranks: Sequence[int]) -
     Raises:
         ConfigErrors: what they need, what there is, and the smallest change that would do.
     """
+    folder = resolved.config.optim.state_folder
+    if folder is not None and on_disk(resolved, resolved.plan, ranks).total:
+        try:
+            free_bytes(folder)
+        except ConfigError as error:
+            raise loaded.place(error) from error
     if not resolved.config.compute.check_memory:
         return
     too_large = [need for need in needs_here(resolved, resolved.plan, ranks) if not need.fits]
@@ -134,8 +141,8 @@ def refuse_too_large(loaded: Loaded, resolved: Resolved, ranks: Sequence[int]) -
             raise loaded.place(ConfigError("optim.state_folder", worst.folder, expected, hint))
         hint = f"{way_out(resolved, ranks)} compute.check_memory=false starts all the same."
         expected = f"a run that fits in memory: {worst.words}"
-        error = ConfigError("model.size", resolved.config.model.size, expected, hint)
-        raise loaded.place(error)
+        problem = ConfigError("model.size", resolved.config.model.size, expected, hint)
+        raise loaded.place(problem)
 
 
 def way_out(resolved: Resolved, ranks: Sequence[int]) -> str:

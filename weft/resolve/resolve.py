@@ -15,12 +15,10 @@ from pydantic import ValidationError
 from weft.axes.held import check_mesh
 from weft.cluster.cluster import HOST, Cluster, Node
 from weft.config.batch import derive_batch
-from weft.config.check import flat
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.config.plan_sections import MADE, PipelineConfig, PlanConfig, StageConfig
 from weft.config.sections import Config
-from weft.config.tree import COMMAND_LINE
 from weft.cost.work import Training
 from weft.models.registry import (
     FAMILIES,
@@ -53,7 +51,9 @@ from weft.planner.validate import (
 )
 from weft.planner.whole_blocks import refuse_cut_blocks
 from weft.platform.registry import PLATFORMS
+from weft.resolve.eight_bits import computing_here, eight_bits_notes
 from weft.resolve.kept import ACTIVATIONS, with_activations_in
+from weft.resolve.overruled import said_by_every_stage, section_of_stages
 from weft.resolve.scales import with_scales
 from weft.resolve.tf32 import tf32_note
 from weft.resolve.tiers import (
@@ -165,6 +165,9 @@ def resolve(
         notes += idle_zero_notes(plan, tied=any(param.also for param in param_specs(spec)))
         _check_world_size(config, plan, world_size)
         notes += tf32_note(plan, cluster, asked=config.compute.tf32)
+        if device_of is None:
+            asked = config.compute.emulate_fp8
+            notes += eight_bits_notes(computing_here(plan, cluster), asked=asked)
         cores = cluster.nodes[0].cores
         threads = config.compute.threads or max(1, cores // (ranks_here or plan.world_size))
         found = Resolved(
@@ -516,56 +519,16 @@ def _key_in_config(key: str, config: Config, plan: Plan) -> str:
     number, stage = int(found[1]), int(found[2])
     positions = plan.pipelines[number].positions()
     mesh = next(m for m, stages in enumerate(positions) if stage in stages)
+    many = config.plan.batch_shares or (1,) * len(plan.pipelines)
+    asked = dict(pipelines_of(config.plan, many)[number].stages[mesh])
+    section = section_of_stages(found[3])
+    if asked.get(found[3], 0) is None and found[3] in dict(dict(config)[section]):
+        return f"{section}.{found[3]}"
     return f"{_stage_key(config.plan, number, mesh)}.{found[3]}"
 
 
-DECIDED_BY_PLAN = (
-    "batch.micro",
-    "batch.accumulation",
-    "compute.device",
-    "compute.precision",
-    "compute.recompute",
-    "compute.activations_gib",
-    "compute.compile",
-    "optim.state_tier",
-    "optim.param_tier",
-    "optim.expert_tier",
-    "optim.expert_layers",
-)
-"""What a plan says of every stage, so that a configuration beside it cannot."""
-
-
-def refuse_without_effect(loaded: Loaded) -> None:
-    """What is asked for on the command line must happen.
-
-    Raises:
-        ConfigErrors: a value there that the plan overrules: its file, or every one of its stages.
-    """
-    plan = loaded.config.plan
-    if plan.file is not None:
-        decided, beside = list(DECIDED_BY_PLAN), "plan.file"
-        hint = "The plan's file says it for every stage: change it there."
-    else:
-        decided, beside = _said_by_every_stage(plan), "what every stage says itself"
-        hint = "Change it in plan.stages or plan.pipelines."
-    values = dict(flat(loaded.config))
-    overruled = [key for key in decided if loaded.origins[key] == COMMAND_LINE]
-    if overruled:
-        expected = f"nothing beside {beside}"
-        raise loaded.place(*(ConfigError(key, values[key], expected, hint) for key in overruled))
-
-
 def _every_stage_says_a_device(config: Config) -> bool:
-    return "compute.device" in _said_by_every_stage(config.plan)
-
-
-def _said_by_every_stage(plan: PlanConfig) -> list[str]:
-    stages = [dict(stage) for p in pipelines_of(plan, (1,)) for stage in p.stages]
-    names = ["device", "precision", "recompute", "compile", "state_tier", "param_tier"]
-    names += ["expert_tier", "expert_layers"]
-    said = [name for name in names if all(stage[name] is not None for stage in stages)]
-    kept = ("tier", "layers")
-    return [f"{'optim' if name.endswith(kept) else 'compute'}.{name}" for name in said]
+    return "compute.device" in said_by_every_stage(config.plan)
 
 
 def _check_devices(config: Config, plan: Plan, cluster: Cluster) -> None:

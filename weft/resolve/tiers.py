@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from weft.cluster.cluster import HOST
 from weft.config.errors import ConfigError
+from weft.config.optim_sections import OptimConfig
 from weft.config.plan_sections import StageConfig
-from weft.config.sections import Config, OptimConfig
+from weft.config.sections import Config
 from weft.memory.tiers import keeps_apart
 from weft.optim.registry import is_by_element
 from weft.plan.plan import Plan, Precision, Recompute, StagePlan

@@ -11,7 +11,8 @@ from torch import nn
 
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
-from weft.config.sections import OptimConfig, SitesConfig
+from weft.config.optim_sections import OptimConfig
+from weft.config.sections import SitesConfig
 from weft.memory.tiers import of_gradients
 from weft.models.family import Task, TaskInParts
 from weft.models.registry import FAMILIES, build_stage, modules_of, param_specs

@@ -26,6 +26,7 @@ from weft.plan.plan import Plan
 from weft.planner.problem import Problem
 from weft.planner.sureness import Sureness
 from weft.resolve.orders import ordered
+from weft.resolve.overruled import DECIDED_BY_PLAN
 from weft.resolve.planned import (
     by_person,
     options_asked,
@@ -35,7 +36,7 @@ from weft.resolve.planned import (
     with_compiled,
 )
 from weft.resolve.prediction import chips_of_run
-from weft.resolve.resolve import DECIDED_BY_PLAN, Resolved, read_plan, resolve
+from weft.resolve.resolve import Resolved, read_plan, resolve
 from weft.tune.ask import Space
 from weft.tune.candidate import Candidate
 from weft.tune.trials import Setting

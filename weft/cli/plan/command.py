@@ -20,7 +20,7 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.planner.search import NoPlan
 from weft.report.forecast_page import forecast_page
-from weft.resolve.resolve import refuse_without_effect
+from weft.resolve.overruled import refuse_without_effect
 
 SHORT = ("pp", *NAMES, "zero", "recompute", "schedule", "micro")
 """What may be given without the name of a section: equal meshes in one pipeline."""

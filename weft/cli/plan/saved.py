@@ -14,7 +14,7 @@ from weft.cli.plan.launch import Launch, launch_of_lab, launch_of_nodes
 from weft.cli.target import named
 from weft.cluster.cluster_file import read_file
 from weft.config.errors import ConfigError
-from weft.resolve.resolve import DECIDED_BY_PLAN
+from weft.resolve.overruled import DECIDED_BY_PLAN
 from weft.train.run_folder import write_text
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from weft.config.sections import AdamWConfig
+from weft.config.optim_sections import AdamWConfig
 from weft.optim.rule import Dims, Group, Rule, Update, every_dim
 from weft.plan.model import ParamSpec
 

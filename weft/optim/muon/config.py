@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from weft.config.sections import OptimConfig
+from weft.config.optim_sections import OptimConfig
 from weft.config.values import Count, Flag, Fraction, Positive
 
 

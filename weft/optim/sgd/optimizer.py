@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weft.config.sections import SgdConfig
+from weft.config.optim_sections import SgdConfig
 from weft.optim.kind import Kind
 
 if TYPE_CHECKING:

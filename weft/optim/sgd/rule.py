@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from weft.config.sections import SgdConfig
+from weft.config.optim_sections import SgdConfig
 from weft.optim.rule import Dims, Rule, Update, every_dim, take_over
 from weft.plan.model import ParamSpec
 

@@ -1,0 +1,95 @@
+"""Products in eight bits: where chips have units for them, and elsewhere only where it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from weft.cluster.cluster import HOST, Chip, Cluster, Dtype
+from weft.cluster.view import ClusterView
+from weft.config.errors import ConfigError
+from weft.plan.plan import Plan, Precision
+from weft.platform.registry import PLATFORMS
+from weft.precision.registry import PRECISIONS
+
+KEY = "compute.emulate_fp8"
+WIDER: tuple[Dtype, ...] = ("bf16", "fp16", "tf32", "fp32")
+
+
+class Computing(NamedTuple):
+    """A precision on one kind of chip."""
+
+    key: str
+    """Where it is asked for."""
+    precision: Precision
+    chip: Chip | None
+    """None: a processor."""
+
+    @property
+    def is_emulated(self) -> bool:
+        """The chip has no units for what this precision would have them do."""
+        if not PRECISIONS[self.precision].has_fast_products:
+            return False
+        chip = self.chip
+        if chip is None or chip.device == HOST:
+            return True
+        return chip.device not in PLATFORMS or not PLATFORMS[chip.device].has_fp8(chip)
+
+    @property
+    def words(self) -> str:
+        """Both of it."""
+        return f"{self.precision} on {HOST if self.chip is None else self.chip.name}"
+
+
+def computing_here(plan: Plan, cluster: Cluster) -> list[Computing]:
+    """The stages of a plan on chips of these machines, or on their processors."""
+    found = []
+    for p, s, stage in plan.stages():
+        key = f"pipelines[{p}].stages[{s}].precision"
+        chips = {c.name: c for n in cluster.nodes for c in n.chips if c.device == stage.device}
+        on = [None] if stage.device == HOST else list(chips.values())
+        found += [Computing(key, stage.precision, chip) for chip in on]
+    return found
+
+
+def computing_there(plan: Plan | None, precision: Precision, view: ClusterView) -> list[Computing]:
+    """Likewise on the chips of a cluster's file; without a plan, on all of them."""
+    if plan is None:
+        chips = {pool.chip.name: pool.chip for pool in view.pools}.values()
+        return [Computing("compute.precision", precision, chip) for chip in chips]
+    return [
+        Computing(f"pipelines[{p}].stages[{s}].precision", stage.precision, chip)
+        for p, s, stage in plan.stages()
+        for chip in {
+            c.name: c for c in (view.pool_of(rank).chip for rank in stage.mesh.ranks)
+        }.values()
+    ]
+
+
+def eight_bits_notes(computing: Sequence[Computing], *, asked: bool) -> Iterator[str]:
+    """What is emulated, in words.
+
+    Args:
+        asked: To emulate where it has to be.
+
+    Raises:
+        ConfigError: nobody asked, and an accelerator lacks what its precision wants; or somebody
+            asked, and nothing would be emulated.
+    """
+    emulated = [each for each in computing if each.is_emulated]
+    if asked and not emulated:
+        names = ", ".join(dict.fromkeys(each.words for each in computing))
+        raise ConfigError(KEY, asked, f"false where nothing is emulated ({names})")
+    for each in emulated:
+        if not (asked or each.chip is None or each.chip.device == HOST):
+            raise _lacking(each, each.chip)
+    for text in dict.fromkeys(each.words for each in emulated):
+        yield f"{text} is emulated: rounded to eight bits, multiplied as bf16, slower than bf16"
+
+
+def _lacking(asked: Computing, chip: Chip) -> ConfigError:
+    """What the chip has instead, and the ways out."""
+    has = ", ".join(dtype for dtype in WIDER if chip.peak_flops(dtype))
+    expected = f"a precision that {chip.name} has units for" + (f" ({has})" if has else "")
+    hint = f"Take bf16; {KEY}=true rounds as {asked.precision} does and multiplies as bf16, "
+    return ConfigError(asked.key, asked.precision, expected, f"{hint}slower than bf16.")
