@@ -145,6 +145,7 @@ def test_a_plan_that_cuts_layers_is_refused() -> None:
         ({"zero": 3}, "2 at most for a list of layers"),
         ({"layers": (0, 2.5)}, "whole numbers of layers. Layers of this model cannot be cut"),
         ({"compile": True}, "false for a list of layers"),
+        ({"precision": "fp8-delayed"}, "another, such as fp8. Its scales are of earlier steps"),
     ]
     for change, problem in tables:
         changed = replace(pipeline, stages=(replace(stage, **change),))  # type: ignore[arg-type]

@@ -91,9 +91,11 @@ class Two(nn.Module):
         return (self.matrix @ self.vector).sin().sum()
 
 
-def ours(optim: OptimConfig, factors: list[float], model: nn.Module) -> Optimizer:
+def ours(
+    optim: OptimConfig, factors: list[float], model: nn.Module, precision: str = "fp32"
+) -> Optimizer:
     """One update for each factor."""
-    gradients = gradients_of(model, Comm())
+    gradients = gradients_of(model, Comm(), precision=precision)
     optimizer = Optimizer(optim, gradients)
     for step, factor in enumerate(factors):
         optimizer.lr = optim.lr / (1 + step)
@@ -147,6 +149,17 @@ def test_bits_are_those_of_pytorch(
     assert torch.equal(model.matrix, theirs.matrix)
     assert torch.equal(model.vector, theirs.vector)
     assert optimizer.num_updates == 3
+
+
+def test_fused_updates_are_those_of_single_operations() -> None:
+    """In double precision, beside PyTorch's AdamW of one operation after another."""
+    model, theirs = Two().double(), Two().double()
+    ours(AdamWConfig(lr=0.1, weight_decay=0.0), FACTORS, model, "fp64")
+    plain = torch.optim.AdamW(theirs.parameters(), betas=(0.9, 0.95), weight_decay=0, foreach=False)
+    pytorch_s(plain, 0.1, FACTORS, theirs)
+    for fused, single in zip(model.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(fused, single, rtol=1e-12, atol=1e-14)
+    assert not torch.equal(model.matrix, Two().double().matrix)
 
 
 @pytest.mark.parametrize("optim", [AdamWConfig(lr=0.1), *TOYS], ids=lambda optim: optim.kind)

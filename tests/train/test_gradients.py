@@ -35,7 +35,12 @@ def local(name: str, param: nn.Parameter) -> LocalParam:
 
 
 def gradients_of(
-    model: nn.Module, comm: Comm, *, bucket_bytes: int = BUCKET_BYTES, **settings: bool
+    model: nn.Module,
+    comm: Comm,
+    *,
+    precision: str = "fp32",
+    bucket_bytes: int = BUCKET_BYTES,
+    **settings: bool,
 ) -> Gradients:
     params = [local(name, param) for name, param in model.named_parameters()]
     pieces = {
@@ -45,7 +50,7 @@ def gradients_of(
         params,
         pieces,
         comm,
-        precision=PRECISIONS["fp32"],
+        precision=PRECISIONS[precision],
         bucket_bytes=bucket_bytes,
         **settings,
     )
