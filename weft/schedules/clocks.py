@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import cast
 
-from weft.schedules.action import Action, Schedule, awaited
+from weft.schedules.action import Action, Key, Schedule, awaited
 from weft.schedules.validity import in_order
 
 _Clock = Mapping[int, int]
@@ -53,10 +54,12 @@ class Clocks:
         )
         num_stages = 1 + max((action.stage for action in self._where), default=0)
         split = any(action.kind == "I" for action in self._where)
+        where = cast("Mapping[Key, tuple[int, int]]", self._where)
         for action, (position, _) in self._where.items():
             for need in awaited(action, num_stages, split=split, heads=self._heads):
-                giver = Action(*need)
-                if self._where.get(giver, (position,))[0] != position:
+                place, index = where.get(need, (position, 0))
+                if place != position:
+                    giver = self.schedule[place][index]
                     givers[action].append(giver)
                     takers[giver].append(action)
         return dict(givers), dict(takers)
@@ -71,10 +74,12 @@ class Clocks:
             position = self._where[action][0]
             for giver in self.givers(action):
                 place, number = self._where[giver]
-                carried = {**({} if is_line else found[giver]), place: number + 1}
+                carried = {} if is_line else dict(found[giver])
+                carried[place] = number + 1
                 own = now[position]
                 news = {p: many for p, many in carried.items() if many > own.get(p, 0)}
-                now[position] = {**own, **news}
+                if news:
+                    now[position] = {**own, **news}
             found[action] = now[position]
         return found
 

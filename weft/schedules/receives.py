@@ -91,7 +91,11 @@ class _Play:
         """By action: how its input comes, and the number of the message."""
         self._to = defaultdict[Action, list[_Channel]](list)
         """By action: where its result goes."""
+        self._beside: list[set[int]] = [set() for _ in clocks.schedule]
+        """By position: those that it sends to or receives from."""
         self.positions = [self._begun(clocks, p, ahead) for p in range(len(clocks.schedule))]
+        self._awake = {*range(len(self.positions))}
+        """Positions beside which something has happened since they were looked at."""
 
     def _begun(self, clocks: Clocks, number: int, ahead: int) -> _Position:
         own = tuple(clocks.schedule[number])
@@ -106,11 +110,19 @@ class _Play:
             for giver in givers:
                 channel.sent[giver.stage] = 0
                 self._to[giver].append(channel)
+                place, _ = clocks.place(giver)
+                self._beside[number].add(place)
+                self._beside[place].add(number)
         return _Position(own, planned, [[] for _ in own], deque(planned[0]))
 
     def goes_on(self) -> bool:
-        """Every position does what it can; whether there was anything."""
-        return sum(map(self._advance, self.positions)) > 0
+        """Every position does what it can; whether there was anything.
+
+        In which order they do makes no difference: what one may do, another never prevents.
+        """
+        moved = [n for n in sorted(self._awake) if self._advance(self.positions[n])]
+        self._awake = {near for number in moved for near in self._beside[number]}
+        return bool(moved)
 
     def _advance(self, position: _Position) -> bool:
         before = position.at, len(position.due)
@@ -146,6 +158,7 @@ class _Play:
 
     def is_helped(self) -> bool:
         """Nothing can go on: start one receive at another place. Whether there is one."""
+        self._awake = {*range(len(self.positions))}
         held = [each for each in self.positions if each.due]
         for position in held:
             first = position.due[0]
