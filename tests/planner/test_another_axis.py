@@ -20,7 +20,7 @@ from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.planner import validate
 from weft.planner.problem import Options, Problem, Workload
-from weft.planner.search import frames as searched
+from weft.planner.search import meshes as searched
 from weft.planner.search import search
 from weft.planner.search.frames import UNMADE
 from weft.simulate.step import Knowledge, time_of_plan

@@ -12,6 +12,7 @@ from weft.planner.problem import Options, Problem
 from weft.planner.search.choice import Line
 from weft.planner.search.costs import Costs
 from weft.planner.search.frames import Frame, Space
+from weft.planner.search.meshes import Meshes
 from weft.planner.search.route import Route
 from weft.planner.search.splits import filled
 from weft.planner.search.verdict import lines_of
@@ -50,7 +51,7 @@ def check_group(case: Case, pools: Sequence[ChipPool], *, shared: bool) -> int:
     """How many of its pipelines fit."""
     cluster = ClusterView(tuple(pools))
     costs = Costs(Problem(case.workload, cluster, options=OPTIONS), 1 + shared)
-    space = Space(costs, case.samples, case.samples)
+    space = Space(Meshes(costs), case.samples, case.samples)
     frames = frames_of(space, len(pools))
     seen = 0
     every = every_pipeline(pools, case.num_layers, case.samples, shared=shared)
@@ -79,7 +80,7 @@ def test_frames_promise_nearly_what_long_steps_take(kinds: int) -> None:
     case = Case(pools=pools, num_layers=60, samples=128)
     problem = Problem(case.workload, case.cluster, options=Options(micros=(1,)))
     costs = Costs(problem, 1)
-    space = Space(costs, case.samples, case.samples)
+    space = Space(Meshes(costs), case.samples, case.samples)
     near = []
     for frame in frames_of(space, kinds).values():
         for order in permutations(frame.sections):

@@ -12,31 +12,21 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise, product
 from math import factorial, inf, prod
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import NamedTuple
 
-from weft.axes.registry import AXES
-from weft.cost.memory import StageMemory
-from weft.cost.work import Axes, share
-from weft.models.registry import dims_of_model
-from weft.plan.plan import Recompute, ScheduleName, ZeroLevel
-from weft.planner.problem import Shape
+from weft.cost.work import share
+from weft.plan.plan import ScheduleName
 from weft.planner.search.choice import (
-    INSIDE,
-    LONG,
     SAMPLES,
-    SPREAD,
     Section,
     inner_of,
     mesh_axes,
     near_ranks,
-    nodes_for,
     num_ranks,
 )
-from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.search.found import ReasonKind
-from weft.planner.validate import why_not
-from weft.planner.whole_blocks import cut_block
+from weft.planner.search.meshes import ALL_UP_TO, Meshes, powers
 from weft.schedules.registry import SCHEDULES
 from weft.simulate.play import last_size
 
@@ -46,8 +36,6 @@ MOST_FRAMES = 2000
 """Of several kinds, best first."""
 MOST_MICROS = 48
 """Sizes of a microbatch that are tried with pipelines through several kinds."""
-ALL_UP_TO = 12
-"""Every number of meshes and of data-parallel ranks up to this is tried; above, some."""
 UNMADE: dict[ReasonKind, str] = {
     "axis": "divide the model along an axis that cannot",
     "bound": "at best slower than what is known",
@@ -104,26 +92,6 @@ class Frame(NamedTuple):
         return min(each, default=whole)
 
 
-class Unit(NamedTuple):
-    """Seconds for a microbatch with ZeRO that costs nothing."""
-
-    layer_s: float
-    embed_s: float
-    head_s: float
-    forward_s: float
-    """Of a layer's."""
-
-    @property
-    def ends(self) -> float:
-        """Embedding and head, in layers."""
-        return (self.embed_s + self.head_s) / self.layer_s
-
-    @property
-    def forward(self) -> float:
-        """Part of a layer's."""
-        return self.forward_s / self.layer_s
-
-
 class Rate(NamedTuple):
     """What one kind of chip could do for a given microbatch."""
 
@@ -141,22 +109,14 @@ _FULL_AFTER = attrgetter("full_s")
 class Space:
     """Frames of a workload on a cluster, for pipelines that take about so many samples."""
 
-    def __init__(self, costs: Costs, samples: int, fewest: int) -> None:
+    def __init__(self, meshes: Meshes, samples: int, fewest: int) -> None:
         """``fewest``: samples for which the bounds have to hold too."""
-        self.costs, self.options, self.num_layers = costs, costs.options, costs.num_layers
-        self.samples, self.fewest = samples, fewest
+        self.meshes, self.costs, self.options = meshes, meshes.costs, meshes.costs.options
+        self.num_layers, self.samples, self.fewest = meshes.costs.num_layers, samples, fewest
         self.unmade: Counter[ReasonKind] = Counter()
         """Combinations of sections of which no frame was made, by why; see ``UNMADE``."""
-        spec = costs.workload.spec
-        self._dims = dims_of_model(spec)
-        self._runs = cache(self._has_a_way)
-        # Asked often with the same.
-        self.speeds: Callable[[int, int], list[tuple[float, Section]]] = cache(self._speeds)
         self.rates: Callable[[int, int, int], list[Rate]] = cache(self._rates)
-        self.unit = cache(self._unit_of)
-        self._activations = cache(self._activations_of)
-        self._state = cache(self._state_of)
-        self.mesh_counts = cache(self._counts_up_to)
+        """Asked often with the same."""
 
     def micros(self, pools: Sequence[int]) -> list[int]:
         """Microbatches that give some ranks a number of samples that options allow."""
@@ -178,7 +138,7 @@ class Space:
             micro = placed.ways * b
             if micro > self.samples:
                 continue
-            unit = self.unit(pool, inner_of(placed.axes), recompute, b)
+            unit = self.meshes.unit(pool, inner_of(placed.axes), recompute, b)
             whole = (self.num_layers + unit.ends) * unit.layer_s
             most = -(-self.num_layers // placed.meshes) * unit.layer_s
             slowest = max(most, whole / placed.meshes)
@@ -186,7 +146,7 @@ class Space:
                 self.unmade["bound"] += 1
                 continue
             section = Section(pool, placed.axes, placed.meshes, recompute)
-            if not (self.options.any_shape or self._allowed(section, micro)):
+            if not (self.options.any_shape or self.meshes.allows(section, micro)):
                 self.unmade["shape"] += 1
                 continue
             if not self._holds(section, b, micro):
@@ -201,7 +161,7 @@ class Space:
         keep = round(MOST_COMBINATIONS ** (1 / len(pools)))
         found: list[Frame] = []
         for bound, micro in sorted(self._by_bound(pools)):
-            number = prod(len(self.speeds(pool, micro)) for pool in pools)
+            number = prod(len(self.meshes.speeds(pool, micro)) for pool in pools)
             if bound >= per_sample_s:
                 self.unmade["bound"] += number
                 continue
@@ -240,24 +200,15 @@ class Space:
     def _by_bound(self, pools: Sequence[int]) -> Iterator[tuple[float, int]]:
         """What a sample takes at least, by microbatch."""
         for micro in self.micros(pools):
-            speeds = [self.speeds(pool, micro) for pool in pools]
+            speeds = [self.meshes.speeds(pool, micro) for pool in pools]
             if all(speeds):
                 best = sum(some[0][0] for some in speeds)
                 yield self.num_layers / (micro * best), micro
 
-    def _speeds(self, pool: int, micro: int) -> list[tuple[float, Section]]:
-        """Layers a second, if there were memory for them and each mesh worked on a microbatch of
-        its own, of the sections for a microbatch that fewer ranks with the same layers would not
-        serve as well; best first."""
-        found = list(self._for_micro(pool, micro))
-        if not self.options.any_shape:
-            found = [each for each in found if self._allowed(each[1], micro)]
-        return sorted(found, key=itemgetter(0), reverse=True)
-
     def _rates(self, pool: int, micro: int, number: int) -> list[Rate]:
         """The fastest sections that have memory for anything."""
         found: list[Rate] = []
-        for speed, section in self.speeds(pool, micro):
+        for speed, section in self.meshes.speeds(pool, micro):
             most = self.most(section, -(-micro // section.ways), micro)
             if most >= 0:
                 found.append(Rate(speed, most, section, most / speed))
@@ -270,15 +221,6 @@ class Space:
         samples of ``micro``; below 0 where none do."""
         lean = self._leanest(section)
         return max((self._capacity(each, b, micro) for each in lean), default=-1.0)
-
-    def _unit_of(self, pool: int, inner: Axes, recompute: Recompute, b: int) -> Unit:
-        """Of ``b`` samples a rank."""
-        per_node = self.costs.pools[pool].chips_per_node
-        section = Section(pool, inner, 1, recompute)
-        rank = Rank(pool, per_node, self.costs.without_ways(section, b))
-        parts = Held(1, False, False), Held(0, True, False), Held(0, False, True)
-        layer, embed, head = (self.costs.times(rank, held) for held in parts)
-        return Unit(layer.whole_s, embed.whole_s, head.whole_s, layer.forward_s)
 
     def _slowest(self, chosen: Sequence[Rate]) -> float:
         """The bound: what the fullest cannot hold, others do; all in the same time."""
@@ -309,7 +251,7 @@ class Space:
         """Counted once, for it is asked often."""
         chips = sum(section.num_chips for section in sections)
         forward = (
-            self.unit(s.pool, inner_of(s.axes), s.recompute, -(-micro // s.ways)).forward
+            self.meshes.unit(s.pool, inner_of(s.axes), s.recompute, -(-micro // s.ways)).forward
             for s in sections
         )
         ways = factorial(len(sections)) * sum(
@@ -354,9 +296,9 @@ class Space:
         ``enough``: where each with a single microbatch cannot have that many, less is said.
         """
         pool, inner = section.pool, inner_of(section.axes)
-        working, kept = self._activations(pool, inner, section.recompute, b)
+        working, kept = self.meshes.activations(pool, inner, section.recompute, b)
         apart = min(section.shard_ways, 1)
-        runtime, whole, divided = self._state(pool, inner, section.zero, apart)
+        runtime, whole, divided = self.meshes.state(pool, inner, section.zero, apart)
         ways = section.ways if apart else dict(section.axes)[SAMPLES]
         state = (whole + divided / ways) * (1 - 1e-12)
         free = self.costs.budgets[section.pool] - working - runtime
@@ -370,124 +312,19 @@ class Space:
             total += (end - first) * min(fits, self.num_layers)
         return total
 
-    def _activations_of(
-        self, pool: int, inner: Axes, recompute: Recompute, b: int
-    ) -> tuple[float, float]:
-        """Bytes while a layer computes; kept of each layer by a microbatch."""
-        layer = self._layer(Section(pool, inner, 1, recompute), b)
-        return layer.whole.working, layer.each.total
-
-    def _state_of(
-        self, pool: int, inner: Axes, zero: ZeroLevel, apart: int
-    ) -> tuple[float, float, float]:
-        """Bytes at rest: of the runtime, of each layer, and what ranks divide of each layer;
-        ``apart``: those of a pipeline alone."""
-        layer = self._layer(Section(pool, inner, 1, zero=zero, shard_ways=apart), 1)
-        return layer.whole.runtime, layer.whole.state, layer.divided.total * layer.part
-
-    def _layer(self, section: Section, b: int) -> StageMemory:
-        """Memory of one layer in the middle of the model, on a mesh that divides no samples."""
-        choice = self.costs.choice(section, b)
-        return self.costs.memory(section.pool, choice, Held(1, False, False))
-
-    def _for_micro(self, pool: int, micro: int) -> Iterator[tuple[float, Section]]:
-        recompute = self.options.recompute
-        part = self.costs.pools[pool]
-        parts = sorted({-(-micro // b) for b in _some_parts(micro)})
-        for inner, ways in product(self.inner(pool), parts):
-            same, rest = divmod(ways, share(inner, "samples"))
-            if rest:
-                continue
-            near, together = near_ranks(inner), num_ranks(inner) * same
-            counts = self.mesh_counts(part.num_chips // together)
-            counts = [meshes for meshes in counts if self._fills(pool, together * meshes, near)]
-            if not counts:
-                continue
-            axes = mesh_axes(same, inner)
-            layer_s = [self.unit(pool, inner, r, -(-micro // ways))[0] for r in recompute]
-            for meshes in counts:
-                for how, seconds in zip(recompute, layer_s, strict=True):
-                    yield meshes / seconds, Section(pool, axes, meshes, how)
-
-    def _allowed(self, section: Section, micro: int) -> bool:
-        """Options leave that shape open."""
-        shape = Shape(
-            axes=dict(section.axes),
-            meshes=section.meshes,
-            micro=micro,
-            recompute=section.recompute,
-        )
-        return self.options.allows(self.costs.pools[section.pool].chip.name, shape)
-
     def _placed(self, pool: int) -> Iterator[Section]:
         chips = self.costs.pools[pool].num_chips
-        groups = [(inner, num_ranks(inner)) for inner in self._allowed_inner(pool)]
-        pairs = [(*both, n) for both in groups for n in self.mesh_counts(chips // both[1])]
+        groups = [(inner, num_ranks(inner)) for inner in self.meshes.allowed_inner(pool)]
+        pairs = [(*both, n) for both in groups for n in self.meshes.counts(chips // both[1])]
         for inner, group, meshes in pairs:
             samples = self.samples // share(inner, "samples")
             for ways in self._ways(min(chips // (group * meshes), samples)) if samples else ():
-                if not self._runs(inner):
+                if not self.meshes.runs(inner):
                     self.unmade["axis"] += 1
-                elif self._fills(pool, group * ways * meshes, near_ranks(inner)):
+                elif self.meshes.fills(pool, group * ways * meshes, near_ranks(inner)):
                     yield Section(pool, mesh_axes(ways, inner), meshes)
                 else:
                     self.unmade["shape"] += 1
-
-    def inner(self, pool: int) -> Iterator[Axes]:
-        """Every combination of sizes that can be run."""
-        return filter(self._runs, self._allowed_inner(pool))
-
-    def _has_a_way(self, inner: Axes) -> bool:
-        """Every axis has one to divide the model, beside those further inside."""
-        spec = self.costs.workload.spec
-        used = tuple(AXES[name] for name, size in inner if size > 1)
-        workload = self.costs.workload
-        narrow = workload.training.wide_products < 1
-        if narrow and cut_block(spec, inner, workload.precision):
-            return False
-        return not any(why_not(spec, used[number:]) for number in range(len(used)))
-
-    def _allowed_inner(self, pool: int) -> Iterator[Axes]:
-        """Every combination of sizes that fills whole parts of a node and leaves all ranks work."""
-        node, dims = self.costs.pools[pool].chips_per_node, self._dims
-        most = min(node, self.options.max_split or node)
-        ways = [n for n in range(1, most + 1) if node % n == 0]
-        for sizes in product(ways, repeat=len(INSIDE)):
-            axes = tuple(zip(INSIDE, sizes, strict=True))
-            if node % prod(sizes) == 0 and all(AXES[name].allows(dims, n) for name, n in axes):
-                for longer in (axes, *self._longer(pool, axes)):
-                    yield longer
-                    yield from self._spread(pool, longer)
-
-    def _longer(self, pool: int, axes: Axes) -> Iterator[Axes]:
-        """The same where tokens of each sample are divided too, over parts of a node or nodes."""
-        part, group = self.costs.pools[pool], num_ranks(axes)
-        for name in LONG if self.costs.problem.divides_tokens else ():
-            for n in range(2, part.num_chips // group + 1):
-                even = (
-                    part.chips_per_node % (n * group) == 0 or n * group % part.chips_per_node == 0
-                )
-                if even and AXES[name].allows(self._dims, n):
-                    yield ((name, n), *axes)
-
-    def _spread(self, pool: int, axes: Axes) -> Iterator[Axes]:
-        """The same where ranks that compute other samples hold other parts too, as many each."""
-        part, group = self.costs.pools[pool], num_ranks(axes)
-        for name in SPREAD:
-            for n in range(2, part.num_chips // group + 1):
-                if AXES[name].allows(self._dims, n) and self._is_even(name, n):
-                    yield ((name, n), *axes)
-
-    def _is_even(self, name: str, ways: int) -> bool:
-        dims = [dim for dim in self._dims if dim.size and AXES[name].divides(dim, "param")]
-        return not any(dim.size % ways for dim in dims)
-
-    def _counts_up_to(self, most: int) -> list[int]:
-        """Above a dozen, those with which the fullest mesh has fewer layers, and one more."""
-        layers = self.num_layers
-        most = min(most, layers, self.options.max_stages or most)
-        few = {-(-layers // n) + more for n in range(1, layers + 1) for more in (0, 1)}
-        return [n for n in range(1, most + 1) if n <= ALL_UP_TO or n in few or n == most]
 
     def _ways(self, most: int) -> list[int]:
         """Above a dozen, the most, powers of two, and the largest divisor of the samples."""
@@ -495,24 +332,6 @@ class Space:
             return list(range(1, most + 1))
         divisors = [n for n in range(1, most + 1) if self.samples % n == 0]
         return sorted({*powers(most), most - 1, most, divisors[-1]})
-
-    def _fills(self, pool: int, num_chips: int, together: int) -> bool:
-        part = self.costs.pools[pool]
-        if not self.options.leave_idle and num_chips != part.num_chips:
-            return False
-        return nodes_for(num_chips, together, part.num_nodes, part.chips_per_node) > 0
-
-
-def powers(most: int) -> list[int]:
-    """Of two, up to ``most``."""
-    return [2**n for n in range(most.bit_length()) if 2**n <= most]
-
-
-def _some_parts(micro: int) -> list[int]:
-    """Samples that a rank may have of a microbatch."""
-    if micro <= 2 * ALL_UP_TO:
-        return list(range(1, micro + 1))
-    return sorted({part * n for n in powers(micro) for part in (1, 3) if part * n <= micro})
 
 
 @lru_cache(maxsize=1 << 10)

@@ -13,9 +13,10 @@ from typing import NamedTuple
 from weft.cost.times import StageTimes
 from weft.plan.plan import ScheduleName, ZeroLevel
 from weft.planner.search.choice import Apart, Line, Section, Timed
-from weft.planner.search.costs import Costs, Held, Rank
+from weft.planner.search.costs import Held, Rank
 from weft.planner.search.found import Pruned
 from weft.planner.search.frames import UNMADE, Frame, Space
+from weft.planner.search.meshes import Meshes
 from weft.planner.search.route import Route
 from weft.planner.search.splits import explore, too_slow
 from weft.schedules.known import Pattern
@@ -81,13 +82,15 @@ class Kept(NamedTuple):
 class Group:
     """Pipelines through some pools, one of ``costs.num_pipelines`` side by side."""
 
-    def __init__(self, costs: Costs, pools: tuple[int, ...], ledger: Ledger) -> None:
-        self.costs, self.options = costs, costs.options
+    def __init__(self, meshes: Meshes, pools: tuple[int, ...], ledger: Ledger) -> None:
+        self.meshes, self.costs = meshes, meshes.costs
+        self.options = self.costs.options
         self.pools, self.ledger = pools, ledger
         self._kept: dict[object, list[ZeroLevel]] = {}
         self._quicker: dict[tuple[Section, Section], bool] = {}
         self._known: Known | None = None
-        self.words = " + ".join(costs.pools[pool].chip.name for pool in pools)
+        self.words = " + ".join(self.costs.pools[pool].chip.name for pool in pools)
+        self._too_many = f"{self.words}: less promising than the many that were looked at"
         self.found: list[Timed] = []
         """The best of each frame and schedule that was simulated."""
 
@@ -121,7 +124,8 @@ class Group:
                     left.append(frame)
                     continue
                 limit = inf if free else cutoff / frame.stretch
-                explored = list(self._explored(frame, samples, limit, kept, schedules))
+                lines = self._lines(frame, samples, schedules, kept)
+                explored = list(self._explored(lines, limit, kept, enough))
                 self.found += explored
                 whole = min((timed.seconds for timed in explored), default=inf) * frame.stretch
                 if explored:
@@ -130,8 +134,7 @@ class Group:
                     best, least = min(explored, key=_SECONDS), whole
                 cutoff = min(cutoff, whole)
             self._rule_out(slow, samples, cutoff, first=first)
-            words = f"{self.words}: less promising than the many that were looked at"
-            self.ledger.pruned.add("limit", words, self._children(left, first=first))
+            self.ledger.pruned.add("limit", self._too_many, self._children(left, first=first))
             frames = _by_time(frames, took)
         return best
 
@@ -168,7 +171,7 @@ class Group:
             or cutoff / samples > known.per_sample_s
         ):
             fewest = samples if self.costs.num_pipelines == 1 else round(NEAR * samples)
-            space = Space(self.costs, samples, fewest)
+            space = Space(self.meshes, samples, fewest)
             slowest = cutoff / fewest
             if len(self.pools) == 1:
                 slowest *= SLOWER_TO_SHOW
@@ -190,24 +193,30 @@ class Group:
         idle = (frame.num_meshes - 1) / microbatches / 2
         return frame.late_s * (1 + idle)
 
-    def _explored(
-        self,
-        frame: Frame,
-        samples: int,
-        limit: float,
-        kept: Kept | None,
-        schedules: Sequence[ScheduleName],
-    ) -> Iterator[Timed]:
-        """The best of each order and schedule of a frame that takes less than ``limit``."""
+    def _lines(
+        self, frame: Frame, samples: int, schedules: Sequence[ScheduleName], kept: Kept | None
+    ) -> list[Line]:
+        """A frame's pipelines, in each order and with each schedule; none where a frame cannot, or
+        had better not, be ``kept`` so."""
         if kept is not None and not self._may_keep(frame, kept):
             self.ledger.pruned.add("slower", BEATEN, frame.ways * len(schedules))
-            return
-        for order in permutations(frame.sections):
-            for schedule in schedules:
-                line = Line(order, frame.micro, schedule, (), samples)
-                best = self._best_levels(line, limit, kept)
-                if best is not None:
-                    yield best
+            return []
+        orders = permutations(frame.sections)
+        return [Line(o, frame.micro, s, (), samples) for o, s in product(orders, schedules)]
+
+    def _explored(
+        self, lines: Sequence[Line], limit: float, kept: Kept | None, enough: int
+    ) -> Iterator[Timed]:
+        """The best of each of a frame's lines that takes less than ``limit``: of the first, and of
+        others until there was ``enough`` effort, for those of many meshes take long."""
+        for number, line in enumerate(lines):
+            if number and self.ledger.effort > enough:
+                each = sum(1 for _ in self._ways(line))
+                self.ledger.pruned.add("limit", self._too_many, each * (len(lines) - number))
+                return
+            best = self._best_levels(line, limit, kept)
+            if best is not None:
+                yield best
 
     def _best_levels(self, line: Line, limit: float, kept: Kept | None) -> Timed | None:
         """The best choice of domains, ZeRO levels and layers for an order and a schedule."""
@@ -238,20 +247,23 @@ class Group:
 
     def _worth_trying(self, line: Line, kept: Kept | None) -> Iterator[Line]:
         """It with each choice of domains and ZeRO levels that is not ruled out."""
+        for apart, pairs in self._ways(line):
+            if kept is not None and (apart != kept.apart or {z for _, z in pairs} != {kept.level}):
+                words = "domains or levels of ZeRO that pipelines do not share"
+                self.ledger.pruned.add("shape", words)
+            elif any(level not in self._useful(section) for section, level in pairs):
+                self.ledger.pruned.add("slower", BEATEN)
+            elif kept is None and self._beaten(apart, pairs):
+                self.ledger.pruned.add("slower", NO_FASTER)
+            else:
+                chosen = tuple(section._replace(zero=level) for section, level in pairs)
+                yield replace(line, sections=chosen, apart=apart)
+
+    def _ways(self, line: Line) -> Iterator[tuple[Apart, list[tuple[Section, ZeroLevel]]]]:
+        """Every choice of domains, with a level of ZeRO for each section."""
         for apart, sections in self.costs.apart(line.sections).items():
-            every = (self.costs.zero_levels(section) for section in sections)
-            for levels in product(*every):
-                pairs = list(zip(sections, levels, strict=True))
-                if kept is not None and (apart != kept.apart or set(levels) != {kept.level}):
-                    words = "domains or levels of ZeRO that pipelines do not share"
-                    self.ledger.pruned.add("shape", words)
-                elif any(level not in self._useful(section) for section, level in pairs):
-                    self.ledger.pruned.add("slower", BEATEN)
-                elif kept is None and self._beaten(apart, pairs):
-                    self.ledger.pruned.add("slower", NO_FASTER)
-                else:
-                    chosen = tuple(section._replace(zero=level) for section, level in pairs)
-                    yield replace(line, sections=chosen, apart=apart)
+            for levels in product(*map(self.costs.zero_levels, sections)):
+                yield apart, list(zip(sections, levels, strict=True))
 
     def _beaten(self, apart: Apart, pairs: Sequence[tuple[Section, ZeroLevel]]) -> bool:
         """Domains that make nothing faster; or none where domains do, and need no more memory."""

@@ -22,7 +22,8 @@ from weft.plan.plan import Recompute
 from weft.planner.problem import Problem
 from weft.planner.search.choice import Section, mesh_axes, num_ranks
 from weft.planner.search.costs import Costs, Held, Rank
-from weft.planner.search.frames import Space, powers
+from weft.planner.search.frames import Space
+from weft.planner.search.meshes import Meshes, powers
 from weft.schedules.registry import SCHEDULES
 
 FEW_UNITED = 16
@@ -97,8 +98,8 @@ class Relaxed:
             costs.expert_layers = problem.workload.spec.num_layers + 1
         self.num_layers = self.alone.num_layers
         fewest = self.samples if self.many == 1 else 1
-        self.space = Space(self.alone, self.samples, fewest)
-        self.roomy = Space(self.beside, self.samples, fewest)
+        self.meshes = Meshes(self.alone)
+        self.roomy = Space(Meshes(self.beside), self.samples, fewest)
         named = [SCHEDULES[name] for name in options.schedules]
         self.chunks = max(each.chunks for each in named)
         self.splits = any(each.splits_backward for each in named)
@@ -210,16 +211,16 @@ class Relaxed:
         """Every depth and way to divide layers, with samples on as many ranks as there are."""
         options, chips = self.problem.options, self.alone.pools[pool].num_chips
         each = options.micros or powers(self.samples)
-        for inner, b, recompute in product(self.space.inner(pool), each, options.recompute):
+        for inner, b, recompute in product(self.meshes.inner(pool), each, options.recompute):
             group, samples = num_ranks(inner), b * share(inner, "samples")
-            for meshes in self.space.mesh_counts(chips // group):
-                ways = min(chips // (group * meshes), self.samples // samples)
+            for many in self.meshes.counts(chips // group):
+                ways = min(chips // (group * many), self.samples // samples)
                 if ways:
-                    deep = Deep(0.0, pool, inner, meshes, b, recompute, ways)
+                    deep = Deep(0.0, pool, inner, many, b, recompute, ways)
                     yield deep._replace(rate=self._rate(deep, ways))
 
     def _rate(self, deep: Deep, ways: int) -> float:
-        return self._together(deep, ways) / self.space.unit(*deep.unit).layer_s
+        return self._together(deep, ways) / self.meshes.unit(*deep.unit).layer_s
 
     def _together(self, deep: Deep, ways: int) -> float:
         """Samples that the meshes compute at a time, in the mean over a step.
@@ -237,7 +238,7 @@ class Relaxed:
         """Of a layer's time, what is on the way down to a mesh behind it, or back up."""
         if not self.splits:
             return 1 / self.chunks
-        return self.space.unit(*deep.unit).forward / self.chunks
+        return self.meshes.unit(*deep.unit).forward / self.chunks
 
     def _with(self, deep: Deep, ways: int) -> Reached:
         section = Section(deep.pool, mesh_axes(ways, deep.inner), deep.meshes, deep.recompute)
@@ -257,7 +258,7 @@ class Relaxed:
         """Seconds of embedding and head of all samples, with all chips at it."""
         each = []
         for deep in self._best_first(pool):
-            unit, inner = self.space.unit(*deep.unit), deep.inner
+            unit, inner = self.meshes.unit(*deep.unit), deep.inner
             samples = deep.each * share(inner, "samples") / num_ranks(inner)
             each.append((unit.embed_s + unit.head_s) / samples)
         return min(each, default=0.0) * self.samples / self.alone.pools[pool].num_chips

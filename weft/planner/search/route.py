@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import pairwise
@@ -11,7 +12,6 @@ from math import inf
 
 from weft.cluster.view import ClusterView, Reach
 from weft.cost.choice import StageChoice
-from weft.cost.sends import borders_between
 from weft.cost.times import BorderTimes, StageTimes
 from weft.planner.search.bounds import Flow, bounds_of, least_once, mesh_times
 from weft.planner.search.choice import Line, Section, Timed, stage_layers, used_cluster
@@ -64,10 +64,20 @@ class Route:
     @cached_property
     def peaks(self) -> list[tuple[tuple[int, ...], float]]:
         """Of each mesh: microbatches of its stages, and tensors at its borders."""
-        pattern = self.pattern
-        parts = (self.costs.message_part(*both, inside=inside) for *both, inside in self._crossed)
-        borders = borders_at_peak(pattern, max(parts, default=1.0))
-        return list(zip(held_at_peak(pattern), borders, strict=True))
+        borders = borders_at_peak(self.pattern, self._largest_message)
+        return list(zip(held_at_peak(self.pattern), borders, strict=True))
+
+    @property
+    def _largest_message(self) -> float:
+        """Of those between its meshes, as a part of its tensor's bytes."""
+        if not self.costs.options.border:
+            return 1.0
+        parts = (
+            self.costs.message_part(self.ranks[here], self.ranks[there], inside=reach == "node")
+            for here, there, reach, _ in self._sides
+            if here != there
+        )
+        return max(parts, default=1.0)
 
     @cached_property
     def ends(self) -> list[tuple[tuple[bool, bool], ...]]:
@@ -92,13 +102,6 @@ class Route:
             found += [Rank(section.pool, part.chips_per_node, choice)] * section.meshes
         return found
 
-    @property
-    def _crossed(self) -> Iterator[tuple[Rank, Rank, bool]]:
-        """Of each border between two meshes these, and whether both are on one node."""
-        for here, there, reach, _ in self._sides:
-            if here != there:
-                yield self.ranks[here], self.ranks[there], reach == "node"
-
     @cached_property
     def borders(self) -> list[BorderTimes]:
         """Between stages ``s`` and ``s + 1``."""
@@ -114,12 +117,24 @@ class Route:
             last = first + rank.choice.num_ranks
             ends.append((first, last - 1))
             first = last
+        places = [used.site_of(own) for own, _ in ends]
+        spans = [{used.node_of(own) for own in both} for both in ends]
         mesh_of = {stage: mesh for mesh, held in enumerate(self.positions) for stage in held}
-        meshes = [mesh_of[s] for s in range(len(mesh_of))]
-        places = [used.site_of(ends[mesh][0]) for mesh in meshes]
+        pairs = [*pairwise(mesh_of[s] for s in range(len(mesh_of)))]
+        joined = [frozenset((places[here], places[there])) for here, there in pairs]
+        crossing = Counter(joined)
         return [
-            (here, there, used.reach((*ends[here], *ends[there])), borders_between(places, s))
-            for s, (here, there) in enumerate(pairwise(meshes))
+            (
+                here,
+                there,
+                "node"
+                if len(spans[here] | spans[there]) == 1
+                else "across"
+                if len(both) == 1
+                else "sites",
+                crossing[both],
+            )
+            for (here, there), both in zip(pairs, joined, strict=True)
         ]
 
     def _border(self, here: int, there: int, reach: Reach, crossing: int) -> BorderTimes:

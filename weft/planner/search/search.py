@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from weft.planner.search.domains import searches_domains, with_best_domains
 from weft.planner.search.found import Candidate, Found, NoPlan, Pruned, together
 from weft.planner.search.group import Group, Kept, Ledger
 from weft.planner.search.least import Relaxed
+from weft.planner.search.meshes import Meshes
 from weft.planner.search.nearer import nearer
 from weft.planner.search.no_plan import leanest, no_plan
 from weft.planner.search.refined import BEST_FEW, refined
@@ -41,6 +43,8 @@ LONGER = 8
 FEW_CHIPS = 4
 """Of several kinds, up to which pools are cut."""
 MOST_OTHERS = 5
+MADE_BETWEEN = 200_000
+"""Objects, after which the interpreter looks for rings of them while it searches."""
 
 Progress = Callable[[int, float], None]
 """Told now and then how many candidates are done, and the best step so far, in seconds."""
@@ -62,12 +66,25 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
         if found and "memory" not in found[0].pruned.reasons:
             break
         try:
-            found.append(_searched(tried, progress))
+            with _seldom_collected():
+                found.append(_searched(tried, progress))
         except NoPlan as error:
             none.append(error)
     if not found:
         raise none[0]
     return nearer(together(found), problem) if len(found) + len(none) > 1 else found[0]
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """A search keeps millions of small things and leaves no rings of them, so that looking for such
+    rings finds nothing, and takes up to a fifth of its time."""
+    usual = gc.get_threshold()
+    gc.set_threshold(max(MADE_BETWEEN, usual[0]) if usual[0] else 0, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def _searched(problem: Problem, progress: Progress | None) -> Found:
@@ -273,7 +290,8 @@ class SearchRun:
         self._known_costs: Callable[..., Costs] | None = None
         """Of the same chips, where only what is computed again was asked otherwise."""
         self._costs = cache(self._costs_of)
-        self._group = cache(lambda pools, *kind: Group(self._costs(*kind), pools, self.ledger))
+        self._meshes = cache(lambda *kind: Meshes(self._costs(*kind)))
+        self._group = cache(lambda pools, *kind: Group(self._meshes(*kind), pools, self.ledger))
         self._found: list[Lines] = []
 
     def _costs_of(self, domains: bool, *many: int) -> Costs:

@@ -25,7 +25,7 @@ from weft.planner.search.again import MODES_APART
 from weft.planner.search.choice import SAMPLES
 from weft.planner.search.domains import have_room
 from weft.planner.search.found import Candidate
-from weft.planner.search.frames import powers
+from weft.planner.search.meshes import powers
 
 FEW_CHIPS = 16
 """Of a mesh, up to which it is looked at."""

@@ -26,7 +26,8 @@ from weft.planner.search.choice import (
 )
 from weft.planner.search.costs import Costs
 from weft.planner.search.found import Reason
-from weft.planner.search.frames import Space, powers
+from weft.planner.search.frames import Space
+from weft.planner.search.meshes import Meshes, powers
 from weft.planner.search.route import Route
 from weft.planner.search.splits import explore, too_slow
 from weft.schedules.registry import SCHEDULES
@@ -196,7 +197,7 @@ def _micros(line: Line, costs: Costs) -> Sequence[int]:
     if len(line.sections) == 1:
         each = costs.options.micros or powers(line.samples)
         return [line.sections[0].ways * samples for samples in each]
-    space = Space(costs, line.samples, line.samples)
+    space = Space(Meshes(costs), line.samples, line.samples)
     return space.micros([section.pool for section in line.sections])
 
 

@@ -1,0 +1,211 @@
+"""Which meshes each kind of chip may form, and what they do at best: whatever samples there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import product
+from math import gcd, prod
+from operator import itemgetter
+from typing import NamedTuple
+
+from weft.axes.registry import AXES
+from weft.cost.memory import StageMemory
+from weft.cost.work import Axes, share
+from weft.models.registry import dims_of_model
+from weft.plan.plan import Recompute, ZeroLevel
+from weft.planner.problem import Shape
+from weft.planner.search.choice import (
+    INSIDE,
+    LONG,
+    SPREAD,
+    Section,
+    mesh_axes,
+    near_ranks,
+    nodes_for,
+    num_ranks,
+)
+from weft.planner.search.costs import Costs, Held, Rank
+from weft.planner.validate import why_not
+from weft.planner.whole_blocks import cut_block
+
+ALL_UP_TO = 12
+"""Every number of meshes and of data-parallel ranks up to this is tried; above, some."""
+
+
+class Unit(NamedTuple):
+    """Seconds for a microbatch with ZeRO that costs nothing."""
+
+    layer_s: float
+    embed_s: float
+    head_s: float
+    forward_s: float
+    """Of a layer's."""
+
+    @property
+    def ends(self) -> float:
+        """Embedding and head, in layers."""
+        return (self.embed_s + self.head_s) / self.layer_s
+
+    @property
+    def forward(self) -> float:
+        """Part of a layer's."""
+        return self.forward_s / self.layer_s
+
+
+class Meshes:
+    """Of a search; what is asked often with the same is kept."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs, self.options, self.num_layers = costs, costs.options, costs.num_layers
+        self._dims = dims_of_model(costs.workload.spec)
+        self.runs: Callable[[Axes], bool] = cache(self._has_a_way)
+        """Every axis has one to divide the model, beside those further inside."""
+        self.allowed_inner: Callable[[int], list[Axes]] = cache(self._every_inner)
+        self.inner: Callable[[int], list[Axes]] = cache(self._inner_that_runs)
+        """Every combination of sizes, of a pool, that can be run."""
+        self.speeds: Callable[[int, int], list[tuple[float, Section]]] = cache(self._speeds)
+        self.unit: Callable[[int, Axes, Recompute, int], Unit] = cache(self._unit_of)
+        self.activations = cache(self._activations_of)
+        self.state = cache(self._state_of)
+        self.counts: Callable[[int], list[int]] = cache(self._counts_up_to)
+
+    def _speeds(self, pool: int, micro: int) -> list[tuple[float, Section]]:
+        """Layers a second, if there were memory for them and each mesh worked on a microbatch of
+        its own, of the sections for a microbatch that fewer ranks with the same layers would not
+        serve as well; best first."""
+        found = list(self._for_micro(pool, micro))
+        if not self.options.any_shape:
+            found = [each for each in found if self.allows(each[1], micro)]
+        return sorted(found, key=itemgetter(0), reverse=True)
+
+    def _unit_of(self, pool: int, inner: Axes, recompute: Recompute, b: int) -> Unit:
+        """Of ``b`` samples a rank."""
+        per_node = self.costs.pools[pool].chips_per_node
+        section = Section(pool, inner, 1, recompute)
+        rank = Rank(pool, per_node, self.costs.without_ways(section, b))
+        parts = Held(1, False, False), Held(0, True, False), Held(0, False, True)
+        layer, embed, head = (self.costs.times(rank, held) for held in parts)
+        return Unit(layer.whole_s, embed.whole_s, head.whole_s, layer.forward_s)
+
+    def _activations_of(
+        self, pool: int, inner: Axes, recompute: Recompute, b: int
+    ) -> tuple[float, float]:
+        """Bytes while a layer computes; kept of each layer by a microbatch."""
+        layer = self._layer(Section(pool, inner, 1, recompute), b)
+        return layer.whole.working, layer.each.total
+
+    def _state_of(
+        self, pool: int, inner: Axes, zero: ZeroLevel, apart: int
+    ) -> tuple[float, float, float]:
+        """Bytes at rest: of the runtime, of each layer, and what ranks divide of each layer;
+        ``apart``: those of a pipeline alone."""
+        layer = self._layer(Section(pool, inner, 1, zero=zero, shard_ways=apart), 1)
+        return layer.whole.runtime, layer.whole.state, layer.divided.total * layer.part
+
+    def _layer(self, section: Section, b: int) -> StageMemory:
+        """Memory of one layer in the middle of the model, on a mesh that divides no samples."""
+        choice = self.costs.choice(section, b)
+        return self.costs.memory(section.pool, choice, Held(1, False, False))
+
+    def _for_micro(self, pool: int, micro: int) -> Iterator[tuple[float, Section]]:
+        recompute = self.options.recompute
+        part = self.costs.pools[pool]
+        parts = sorted({-(-micro // b) for b in some_parts(micro)})
+        for inner, ways in product(self.inner(pool), parts):
+            same, rest = divmod(ways, share(inner, "samples"))
+            if rest:
+                continue
+            near, together = near_ranks(inner), num_ranks(inner) * same
+            counts = self.counts(part.num_chips // together)
+            counts = [meshes for meshes in counts if self.fills(pool, together * meshes, near)]
+            if not counts:
+                continue
+            axes = mesh_axes(same, inner)
+            layer_s = [self.unit(pool, inner, r, -(-micro // ways))[0] for r in recompute]
+            for meshes in counts:
+                for how, seconds in zip(recompute, layer_s, strict=True):
+                    yield meshes / seconds, Section(pool, axes, meshes, how)
+
+    def allows(self, section: Section, micro: int) -> bool:
+        """Options leave that shape open."""
+        shape = Shape(
+            axes=dict(section.axes),
+            meshes=section.meshes,
+            micro=micro,
+            recompute=section.recompute,
+        )
+        return self.options.allows(self.costs.pools[section.pool].chip.name, shape)
+
+    def _inner_that_runs(self, pool: int) -> list[Axes]:
+        return list(filter(self.runs, self.allowed_inner(pool)))
+
+    def _has_a_way(self, inner: Axes) -> bool:
+        spec = self.costs.workload.spec
+        used = tuple(AXES[name] for name, size in inner if size > 1)
+        workload = self.costs.workload
+        narrow = workload.training.wide_products < 1
+        if narrow and cut_block(spec, inner, workload.precision):
+            return False
+        return not any(why_not(spec, used[number:]) for number in range(len(used)))
+
+    def _every_inner(self, pool: int) -> list[Axes]:
+        return list(self._filling(pool))
+
+    def _filling(self, pool: int) -> Iterator[Axes]:
+        """Every combination of sizes that fills whole parts of a node and leaves all ranks work."""
+        node, dims = self.costs.pools[pool].chips_per_node, self._dims
+        most = min(node, self.options.max_split or node)
+        ways = [n for n in range(1, most + 1) if node % n == 0]
+        for sizes in product(ways, repeat=len(INSIDE)):
+            axes = tuple(zip(INSIDE, sizes, strict=True))
+            if node % prod(sizes) == 0 and all(AXES[name].allows(dims, n) for name, n in axes):
+                for longer in (axes, *self._longer(pool, axes)):
+                    yield longer
+                    yield from self._spread(pool, longer)
+
+    def _longer(self, pool: int, axes: Axes) -> Iterator[Axes]:
+        """The same where tokens of each sample are divided too, over parts of a node or nodes."""
+        part, group = self.costs.pools[pool], num_ranks(axes)
+        for name in LONG if self.costs.problem.divides_tokens else ():
+            for n in range(2, part.num_chips // group + 1):
+                even = (
+                    part.chips_per_node % (n * group) == 0 or n * group % part.chips_per_node == 0
+                )
+                if even and AXES[name].allows(self._dims, n):
+                    yield ((name, n), *axes)
+
+    def _spread(self, pool: int, axes: Axes) -> Iterator[Axes]:
+        """The same where ranks that compute other samples hold other parts too, as many each."""
+        part, group = self.costs.pools[pool], num_ranks(axes)
+        for name in SPREAD:
+            sizes = [d.size for d in self._dims if d.size and AXES[name].divides(d, "param")]
+            even = gcd(*sizes)  # 0 where it divides nothing of the model
+            for n in range(2, min(part.num_chips // group, even) + 1):
+                if even % n == 0 and AXES[name].allows(self._dims, n):
+                    yield ((name, n), *axes)
+
+    def _counts_up_to(self, most: int) -> list[int]:
+        """Above a dozen, those with which the fullest mesh has fewer layers, and one more."""
+        layers = self.num_layers
+        most = min(most, layers, self.options.max_stages or most)
+        few = {-(-layers // n) + more for n in range(1, layers + 1) for more in (0, 1)}
+        return [n for n in range(1, most + 1) if n <= ALL_UP_TO or n in few or n == most]
+
+    def fills(self, pool: int, num_chips: int, together: int) -> bool:
+        part = self.costs.pools[pool]
+        if not self.options.leave_idle and num_chips != part.num_chips:
+            return False
+        return nodes_for(num_chips, together, part.num_nodes, part.chips_per_node) > 0
+
+
+def powers(most: int) -> list[int]:
+    """Of two, up to ``most``."""
+    return [2**n for n in range(most.bit_length()) if 2**n <= most]
+
+
+def some_parts(micro: int) -> list[int]:
+    """Samples that a rank may have of a microbatch."""
+    if micro <= 2 * ALL_UP_TO:
+        return list(range(1, micro + 1))
+    return sorted({part * n for n in powers(micro) for part in (1, 3) if part * n <= micro})
