@@ -33,6 +33,9 @@ saves follows from the logical dimensions that it divides (``weft.cost.work``)."
 LONG = tuple(name for name in NAMES if name not in (*SEARCHED, *SAMPLE_AXES))
 """Axes that are tried where nothing fits without; they may leave a node, and are outside those."""
 
+FEW_TO_CUT = 4
+"""Chips of several kinds, up to which pools are cut."""
+
 
 def mesh_axes(ways: int, inner: Axes) -> Axes:
     """Of a mesh with so many ranks that hold the same, and compute other samples."""

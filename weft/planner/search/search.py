@@ -13,6 +13,7 @@ from time import perf_counter
 
 from weft.cluster.cluster import HOST
 from weft.cluster.view import ChipPool, ClusterView
+from weft.memory.tiers import USUAL
 from weft.planner.fit import shortages
 from weft.planner.naming import name_of
 from weft.planner.problem import Options, Problem
@@ -21,7 +22,15 @@ from weft.planner.runnable import why_never_run
 from weft.planner.search.again import MODES_APART
 from weft.planner.search.by_experts import by_experts
 from weft.planner.search.by_heads import by_heads
-from weft.planner.search.choice import Apart, Line, Timed, inner_of, plan_of, used_cluster
+from weft.planner.search.choice import (
+    FEW_TO_CUT,
+    Apart,
+    Line,
+    Timed,
+    inner_of,
+    plan_of,
+    used_cluster,
+)
 from weft.planner.search.costs import Costs
 from weft.planner.search.domains import searches_domains, with_best_domains
 from weft.planner.search.found import Candidate, Found, NoPlan, Pruned, together
@@ -40,8 +49,6 @@ ALONE = 32
 """Times as much effort for a pool by itself: all its chips are alike, and bounds rule much out."""
 LONGER = 8
 """Times as much effort where it ended before anything that fits was looked at."""
-FEW_CHIPS = 4
-"""Of several kinds, up to which pools are cut."""
 MOST_OTHERS = 5
 MADE_BETWEEN = 200_000
 """Objects, after which the interpreter looks for rings of them while it searches."""
@@ -238,7 +245,7 @@ def _small_parts(cluster: ClusterView) -> list[tuple[ChipPool, ...]]:
     pools = cluster.pools
     for number in range(len(pools), 1, -1):
         for some in combinations(range(len(pools)), number):
-            few = sum(pools[pool].num_chips for pool in some) <= FEW_CHIPS
+            few = sum(pools[pool].num_chips for pool in some) <= FEW_TO_CUT
             if few and not any({*some} <= {*other} for other in found):
                 found.append(some)
     return [tuple(pools[pool] for pool in some) for some in found]
@@ -253,8 +260,14 @@ def _halves(pool: ChipPool, name: str) -> Iterator[tuple[ChipPool, ChipPool]]:
         return
     for chips in range(1, pool.chips_per_node // 2 + 1):
         part = replace(pool, node=pool.node or name)
-        rest = pool.chips_per_node - chips
-        yield replace(part, chips_per_node=chips), replace(part, chips_per_node=rest)
+        yield _chips_of(part, chips), _chips_of(part, pool.chips_per_node - chips)
+
+
+def _chips_of(pool: ChipPool, chips: int) -> ChipPool:
+    """Some of a node's, with their part of its memory and of its disk."""
+    part, disk_gb_s = chips / pool.chips_per_node, pool.disk_gb_s or USUAL.disk / 1e9
+    host_gib = None if pool.host_gib is None else part * pool.host_gib
+    return replace(pool, chips_per_node=chips, host_gib=host_gib, disk_gb_s=part * disk_gb_s)
 
 
 @dataclass(frozen=True, slots=True)
