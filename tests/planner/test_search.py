@@ -64,6 +64,7 @@ def check(case: Case) -> Found | None:
         assert best.time.step_s < expected
     else:
         assert best.time.step_s == pytest.approx(expected, rel=1e-9)
+    assert result.bound_s <= best.time.step_s * (1 + 1e-9), "nothing can beat the bound"
     validate_plan(best.plan, num_layers=case.num_layers, global_batch=case.samples)
     assert fits(best.plan, spec, best.cluster, case.seq_len, ranks=best.cluster.world_size)
     return result

@@ -3,8 +3,9 @@
 What is left of a plan is what none can do without. Each chip computes, with its layers, a part of
 the model for all samples: at most at the rate of the best mesh that it can be part of, as deep a
 pipeline as that is, whose first microbatch comes down and whose last goes back; and sums what
-others of its mesh have of the same layers. It holds no more layers than it has memory for. Between
-kinds of chip nothing is sent, and nobody waits.
+others of its mesh have of the same layers. It holds no more layers than it has memory for. Kinds
+of chip that go together send to each other what they cannot do without: all samples, in a pipeline
+through them; or sums of all gradients, in pipelines side by side. Nobody waits for another.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from math import ceil, inf
 from operator import attrgetter
 from typing import NamedTuple
 
+from weft.cost.memory import trained_params
 from weft.cost.sends import border_bytes
+from weft.cost.traffic import Fabric
 from weft.cost.work import Axes, share
 from weft.plan.plan import Recompute
 from weft.planner.problem import Problem
-from weft.planner.search.choice import Section, mesh_axes, num_ranks
+from weft.planner.search.choice import FEW_TO_CUT, Section, mesh_axes, num_ranks
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.search.frames import Space
 from weft.planner.search.meshes import Meshes, powers
@@ -83,6 +86,15 @@ class Reached(NamedTuple):
         )
 
 
+class Sent(NamedTuple):
+    """What a kind of chip cannot do without where it is not the only one."""
+
+    from_s: float = 0.0
+    """What crosses to another kind takes at least as long."""
+    beside_s: float = 0.0
+    """Added to what it computes."""
+
+
 class Relaxed:
     """A problem without what makes it hard: what it says holds for the plans that ``search`` looks
     at, with whatever it then refines in them. The fastest may well take longer."""
@@ -119,18 +131,92 @@ class Relaxed:
         """Of a step on chips of these pools, or on part of them."""
         chosen = list(pools)
         kinds = {pool: self._reached(pool) for pool in chosen}
+        if self._mixes or len(chosen) == 1:
+            return self._least_s(kinds, dict.fromkeys(chosen, Sent()))
+        alone = (self._least_s({pool: kinds[pool]}, {pool: Sent()}) for pool in chosen)
+        through = {pool: Sent(from_s=self._crossing_kinds_s(pool, chosen)) for pool in chosen}
+        beside = {pool: Sent(beside_s=self._sums_s(pool, chosen)) for pool in chosen}
+        several = [beside] if self.many > 1 else []
+        return min(*alone, *(self._least_s(kinds, sent) for sent in (through, *several)))
+
+    def _least_s(self, kinds: Mapping[int, Sequence[Reached]], sent: Mapping[int, Sent]) -> float:
+        """Of a step on chips that reach so much, and send so much."""
         low, high = 0.0, 1.0
-        while not self._done(kinds, high):
+        while not self._done(kinds, sent, high):
             low, high = high, 2 * high
             if high == inf:
                 return inf
         while high - low > FINE * high:
             middle = (low + high) / 2
-            low, high = (low, middle) if self._done(kinds, middle) else (middle, high)
+            low, high = (low, middle) if self._done(kinds, sent, middle) else (middle, high)
         known = self.problem.knowledge
         return known.stretch(self._fewest(kinds, low)) * (low + known.software.step_s)
 
-    def _done(self, kinds: Mapping[int, Sequence[Reached]], seconds: float) -> bool:
+    def _crossing_kinds_s(self, pool: int, pools: Sequence[int]) -> float:
+        """Of one pipeline through several kinds: what the border to another one carries one way,
+        where all chips of both have a part in it."""
+        if self.problem.options.border:
+            return 0.0
+        return min(self._between_s(pool, other) for other in pools if other != pool)
+
+    def _between_s(self, pool: int, other: int) -> float:
+        one, two = (self.alone.pools[number] for number in (pool, other))
+        fabrics = self._fabric(pool), self._fabric(other)
+        if one.site != two.site:
+            return self._whole_bytes / min(each.site_bytes_s * each.site_chips for each in fabrics)
+        near = bool(one.node) and one.node == two.node
+        rates = (each.inside_bytes_s if near else each.across_bytes_s for each in fabrics)
+        return self._whole_bytes / min(one.num_chips, two.num_chips) / min(rates)
+
+    def _sums_s(self, pool: int, pools: Sequence[int]) -> float:
+        """Of several pipelines: what nothing hides of sums of gradients among them.
+
+        Each pipeline has all parameters, so that one of its ranks at least has as many as a mean
+        one. Whichever ranks are domains, of a gradient that two ranks or more of other nodes have a
+        part leaves each: with n of them twice ``(n - 1) / n`` of what the rank's like divide, which
+        are no more than its mesh has. The largest pipeline has all kinds but one.
+        """
+        software = self.problem.knowledge.software
+        rate = {n: self.alone.pools[n].num_chips * self._fabric(n).across_bytes_s for n in pools}
+        fewer = min(each for number, each in rate.items() if number != pool)
+        most = sum(rate.values()) - (0.0 if self._may_cut else fewer)
+        return (1 - software.data_hidden) * software.grad_bytes * self._trained / most
+
+    @cached_property
+    def _mixes(self) -> bool:
+        """Unlike chips may be in one mesh, which sends otherwise."""
+        few = self._fewest_together <= FEW_UNITED
+        return self.alone.shape.experts is not None or (few and self.problem.options.unlike_meshes)
+
+    @cached_property
+    def _may_cut(self) -> bool:
+        """Parts of one kind of chip may be in several pipelines."""
+        return self._fewest_together <= FEW_TO_CUT
+
+    @cached_property
+    def _fewest_together(self) -> int:
+        """Chips of two kinds."""
+        return sum(sorted(pool.num_chips for pool in self.alone.pools)[:2])
+
+    @cached_property
+    def _trained(self) -> float:
+        """Parameters of the model outside experts."""
+        section = Section(0, mesh_axes(1, ()), 1)
+        whole = Held(self.num_layers, True, True).of(self.alone.choice(section, 1))
+        return trained_params(self.alone.shape, whole)[0]
+
+    @cached_property
+    def _whole_bytes(self) -> float:
+        """That go over a border one way, of all samples."""
+        work = self.problem.workload
+        return border_bytes(work.precision, self.samples, work.seq_len, self.alone.shape.d_model)
+
+    def _fabric(self, pool: int) -> Fabric:
+        return self.alone.hardware(pool, self.alone.pools[pool].chips_per_node).fabric
+
+    def _done(
+        self, kinds: Mapping[int, Sequence[Reached]], sent: Mapping[int, Sent], seconds: float
+    ) -> bool:
         """All layers of all samples, in so long, with embedding and head on whichever kind has most
         time for them.
 
@@ -138,13 +224,26 @@ class Relaxed:
         does what ``layers`` says; all kinds then do those of the model, and at least as many more
         as the ends are where they are fewest.
         """
-        each = {pool: most_layers(kind, seconds, ends=False) for pool, kind in kinds.items()}
+        likes = {pool: self._most_beside(pool, sent[pool], seconds) for pool in kinds}
+        each = {
+            pool: min(most_layers(kind, seconds, ends=False), likes[pool])
+            for pool, kind in kinds.items()
+        }
         total = sum(each.values())
         most = max(
-            total - each[pool] + most_layers(kind, seconds, ends=True)
+            total - each[pool] + min(most_layers(kind, seconds, ends=True), likes[pool])
             for pool, kind in kinds.items()
         )
         return most >= self.num_layers
+
+    def _most_beside(self, pool: int, sent: Sent, seconds: float) -> float:
+        """Layers of all samples that a kind has time for, beside what it sends to others."""
+        if seconds < sent.from_s or not self._best_first(pool):
+            return 0.0
+        if not sent.beside_s:
+            return inf
+        each_s = self.samples / self._best_first(pool)[0].rate
+        return max(seconds - sent.beside_s, 0.0) / each_s
 
     def _fewest(self, kinds: Mapping[int, Sequence[Reached]], seconds: float) -> int:
         """Chips that could do the layers in that time, the fastest first."""
@@ -282,13 +381,12 @@ class Relaxed:
 
     def _crossing_s(self, section: Section) -> float:
         """What a border between nodes carries one way, where there has to be one."""
-        pool, work = self.alone.pools[section.pool], self.problem.workload
+        pool = self.alone.pools[section.pool]
         inside = section.num_chips <= pool.chips_per_node or section.meshes == 1
         if inside or self.problem.options.border:
             return 0.0
-        whole = border_bytes(work.precision, self.samples, work.seq_len, self.alone.shape.d_model)
-        fabric = self.alone.hardware(section.pool, pool.chips_per_node).fabric
-        return whole / num_ranks(section.axes) / fabric.across_bytes_s
+        rate = self._fabric(section.pool).across_bytes_s
+        return self._whole_bytes / num_ranks(section.axes) / rate
 
 
 def most_layers(kind: Sequence[Reached], seconds: float, *, ends: bool) -> float:
