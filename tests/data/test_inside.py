@@ -38,7 +38,7 @@ def test_ranks_have_as_many_tokens_and_equal_work(ways: int) -> None:
             loads = [sum(seen[order[p.start : p.stop]].sum() for p in own) for own in slots(ways)]
             assert shares(lengths, slots(ways), 0, order).tolist() == loads
             before.append(max(loads) / np.mean(loads))
-        assert before.pop() < 1.01
+        assert before.pop() < 1.03
         own = np.concatenate([places[p.start : p.stop] for p in slots(ways)[0]])
         assert (np.diff(own) > 0).all()
     assert np.mean(before) > 1.1, "there was nothing to gain"

@@ -19,6 +19,7 @@ from weft.config.errors import ConfigError
 from weft.data.inside import lengths_of, places_by_work
 from weft.elastic.pool import WorkerPool
 from weft.nn.attention import Attention
+from weft.nn.attention_parts import Keys, Queries, Sight
 from weft.nn.causal_attention import BLOCK_QUERIES, causal_attention
 from weft.nn.documents import Documents
 from weft.nn.full_attention import full_attention
@@ -188,6 +189,18 @@ def test_sums_are_wide_in_bf16(pool: WorkerPool) -> None:
     found = pool.run(divided, torch.bfloat16, True, world_size=2)
     mine = sum(each["ring", "one"].squares for each in found)
     assert mine <= found[0]["alone", "one"].squares
+
+
+def test_documents_that_are_between_are_not_computed() -> None:
+    """A rank has two pieces of documents, and another rank all that lies between."""
+    tokens = torch.tensor([[*range(32), *range(900, 932)]])
+    packed = Documents.of(np.repeat([0, 1, 2], [32, 868, 100])[None], "cpu").packed
+    sight = Sight.moved(packed, tokens, causal=True).among(torch.arange(1000)[None])
+    counter = FlopCounterMode(display=False, custom_mapping=IN_PLACE)
+    queries, keys = Queries(torch.ones(1, 1, 64, 8), 8), torch.ones(1, 1000, 8)
+    with counter:
+        queries.see(Keys(range(1000), keys, keys), sight)
+    assert counter.get_total_flops() == 2 * 2 * (32 * 32 + 32 * 32) * 8
 
 
 class Noting(Comm):

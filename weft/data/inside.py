@@ -23,8 +23,11 @@ from weft.plan.plan import Plan
 Slots = tuple[Ranges, ...]
 """By rank among those that divide a sample: where its tokens are while they are computed."""
 
-_SHORT = 0.01
-"""Of a rank's work: documents that make less stay whole."""
+_SHORT = (1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+"""Of a rank's work: documents that make less stay whole, as many as can: what is cut is sent, and
+computed in smaller products."""
+_EQUAL = 1.02
+"""The most work beside the mean that is equal enough to cut no more."""
 
 
 def slots_of(plan: Plan, seq_len: int) -> Slots:
@@ -46,9 +49,21 @@ def slots_of(plan: Plan, seq_len: int) -> Slots:
 def places_by_work(lengths: Iterable[int], slots: Slots) -> Int64Array:
     """Which token of a sample each slot has, ``[seq]``: those of a rank ascend. ``lengths``: of the
     sample's documents, in order."""
-    ways, lengths = len(slots), [*lengths]
+    documents, given = [*lengths], list[list[range]]()
+    each = sum(map(_pairs, documents)) / len(slots)
+    for short in _SHORT:
+        given, loads = _given(documents, slots, short * each)
+        if max(loads) <= _EQUAL * each:
+            break
+    return _in_slots(given, slots, sum(documents))
+
+
+def _given(
+    lengths: Sequence[int], slots: Slots, least: float
+) -> tuple[list[list[range]], list[int]]:
+    """Tokens of each rank, and its pairs, where documents of more than ``least`` are cut."""
+    ways = len(slots)
     rooms = [sum(map(len, own)) for own in slots]
-    least = _SHORT * sum(map(_pairs, lengths)) / ways
     given: list[list[range]] = [[] for _ in slots]
     loads, rest, start = [0] * ways, [], 0
 
@@ -71,7 +86,7 @@ def places_by_work(lengths: Iterable[int], slots: Slots) -> Int64Array:
             _, rank = min((loads[n], n) for n in range(ways) if rooms[n])
             give(rank, begin, left[: rooms[rank]])
             left = left[len(given[rank][-1]) :]
-    return _in_slots(given, slots, start)
+    return given, loads
 
 
 def _in_slots(given: Sequence[Sequence[range]], slots: Slots, seq_len: int) -> Int64Array:

@@ -24,6 +24,10 @@ BLOCK_KEYS = 1 << 14
 """At most at once, so that scores fit whatever the length."""
 
 
+_APART = BLOCK_QUERIES
+"""Keys that nobody sees and that are more to compute than another block."""
+
+
 class Sight(NamedTuple):
     """Which keys each of some queries sees: those from one place up to another."""
 
@@ -166,8 +170,11 @@ class Queries:
         at_once = BLOCK_QUERIES
         if places and sight.sees_all(slice(0, seq), places):
             at_once = max(at_once, BLOCK_SCORES // len(places))
-        for low in range(0, seq, at_once):
-            rows = slice(low, min(low + at_once, seq))
+        runs = [range(seq)] if first is None or end is None else _runs(first, end, places)
+        for some in (
+            run[low : low + at_once] for run in runs for low in range(0, len(run), at_once)
+        ):
+            rows, low = slice(some.start, some.stop), some.start
             begin = 0 if first is None else int(first[:, low].min())
             last = places.stop if end is None else int(end[:, rows.stop - 1].max())
             seen = range(max(begin, places.start), min(places.stop, last))
@@ -192,3 +199,17 @@ class Queries:
 def _flat(x: Tensor) -> Tensor:
     """``[n, group, rows, ..]`` to ``[n, group * rows, ..]``."""
     return x.flatten(1, 2)
+
+
+def _runs(first: Tensor, end: Tensor, places: range) -> list[range]:
+    """Queries that see some of the keys in these places, cut where those of one and of the next are
+    far apart: of documents that others are between."""
+    begins = first.amin(0).clamp(min=places.start)
+    stops = end.amax(0).clamp(max=places.stop).expand_as(begins)
+    sees = begins < stops
+    starts = sees.clone()
+    starts[1:] &= ~sees[:-1] | (begins[1:] - stops[:-1] > _APART)
+    ends = sees.clone()
+    ends[:-1] &= ~sees[1:] | starts[1:]
+    found = (x.nonzero()[:, 0].tolist() for x in (starts, ends))
+    return [range(low, last + 1) for low, last in zip(*found, strict=True)]
