@@ -60,6 +60,8 @@ class Platform(ABC):
     """Tensors lie in the host's memory and are there when a call returns: reading never waits."""
     has_varlen: bool = False
     """PyTorch's attention over sequences of unequal lengths computes on it."""
+    has_grouped: bool = False
+    """PyTorch's products of groups of rows, each with a matrix of its own, compute on it."""
     collective_kernels: Sequence[str] = ()
     """One of these is in the name, in small letters, of each kernel of ``collective_backend``."""
     compiles: bool = False

@@ -20,6 +20,7 @@ class CpuPlatform(Platform):
     collective_backend = "gloo"
     point_to_point = "tagged"
     is_host = True
+    has_grouped = True
 
     def available(self) -> bool:
         return True

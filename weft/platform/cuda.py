@@ -32,6 +32,7 @@ class CudaPlatform(Platform):
     detects_chips = True
     collective_backend = "nccl"
     has_varlen = True
+    has_grouped = True
     compiles = True
     has_tf32 = True
     collective_kernels = ("nccl",)

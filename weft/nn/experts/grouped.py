@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from weft.platform.registry import PLATFORMS
+
 
 class Order(NamedTuple):
     """How choices, of ``n`` tokens one after the other, lie by expert."""
@@ -147,12 +149,10 @@ def one_by_one(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 def _has_grouped(x: Tensor, weight: Tensor) -> bool:
     """PyTorch takes these: rows of whole 16 bytes on both sides, backward too, and not of fp64."""
-    kinds = x.device.type in ("cpu", "cuda") and x.dtype in (
-        torch.bfloat16,
-        torch.float16,
-        torch.float32,
-    )
-    return kinds and all(side * x.itemsize % 16 == 0 for side in weight.shape[1:])
+    platform = PLATFORMS.get(x.device.type)
+    kinds = x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    has = platform is not None and platform.has_grouped and kinds
+    return has and all(side * x.itemsize % 16 == 0 for side in weight.shape[1:])
 
 
 class _Loop(torch.autograd.Function):
