@@ -190,7 +190,7 @@ def test_need_says_what_the_plan_reaches(capsys: pytest.CaptureFixture[str]) -> 
     cluster = ["--cluster", str(CLUSTERS / "nodes-64.yaml"), "--need", "3PF"]
     assert run(["plan", "demo", *MODEL, *NARROW, *cluster]) == 0
     text = capsys.readouterr().out
-    found = re.search(r"  the plan reaches ([0-9.]+) PF of it\n", text)
+    found = re.search(r"  the plan reaches ([0-9.]+) PF\n", text)
     assert found is not None and float(found[1]) >= 3
     rate = re.search(r"predicted: .*, ([0-9.]+) k tokens/s", text)
     assert rate is not None
@@ -223,6 +223,13 @@ def test_what_does_not_fit_is_said_in_json_too(
     [
         (["--cluster", "no.yaml"], "CLUSTER = 'no.yaml': expected a YAML file that describes"),
         (["--need", "2PF"], "--need = '2PF': expected --cluster beside it. It says what there is."),
+        (["--cheapest"], "--cheapest = true: expected --cluster beside it. It says what there is."),
+        ([*BOX, "--within", "3"], "--within = 3.0: expected --cheapest beside it. It limits"),
+        ([*BOX, "--cheapest", "--within", "0"], "--within = 0.0: expected seconds of a step"),
+        (
+            [*BOX, "--cheapest", "--need", "1PF"],
+            "--need = '1PF': expected no --cheapest beside it. Both choose nodes.",
+        ),
         ([*BOX, "--html", "."], "--html = '.': expected a file to write. This is a folder."),
         (
             [*BOX, "--html", "no/plan.html"],

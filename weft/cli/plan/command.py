@@ -12,6 +12,7 @@ import typer
 
 from weft.cli.output import err, finish, out, print_json, warn
 from weft.cli.plan.forecasts import Answer, answer, answer_here, load_for_cluster
+from weft.cli.plan.nodes import nodes_asked
 from weft.cli.plan.saved import Started, saved
 from weft.cli.resolved import resolved_here
 from weft.cli.target import Json, Overrides, Target, file_to_write, load
@@ -41,6 +42,18 @@ NeedOption = Annotated[
         help="With --cluster: choose the cheapest of its nodes that reach so many FLOP/s with this "
         "workload, in TF, PF or EF.",
     ),
+]
+CheapestOption = Annotated[
+    bool,
+    typer.Option(
+        "--cheapest",
+        help="With --cluster: choose the nodes on which a step costs least, by the price_per_hour "
+        "of its pools.",
+    ),
+]
+WithinOption = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="With --cheapest: a step may take so long at most."),
 ]
 ExplainOption = Annotated[
     bool,
@@ -93,6 +106,8 @@ class PlanOptions:
 
     cluster: ClusterOption = None
     need: NeedOption = None
+    cheapest: CheapestOption = False
+    within: WithinOption = None
     explain: ExplainOption = False
     why: WhyOption = None
     out_file: OutOption = None
@@ -152,10 +167,11 @@ def _refuse_early(options: PlanOptions) -> None:
 
 def _answer(target: str, overrides: Sequence[str], options: PlanOptions) -> Answer:
     """The plan for this machine, or for the chips of a file."""
+    nodes = nodes_asked(options.need, options.within, by_price=options.cheapest)
     if options.cluster is None:
-        for option, value in (("--need", options.need), ("--why", options.why)):
-            if value is not None:
-                raise ConfigError(option, value, "--cluster beside it", "It says what there is.")
+        option, value = ("--why", options.why) if nodes is None else (nodes.option, nodes.value)
+        if value is not None:
+            raise ConfigError(option, value, "--cluster beside it", "It says what there is.")
         loaded = load(target, overrides)
         resolved = resolved_here(loaded, may_plan=True).resolved
         warn(resolved.warnings)
@@ -167,7 +183,7 @@ def _answer(target: str, overrides: Sequence[str], options: PlanOptions) -> Answ
         return answer(
             loaded,
             options.cluster,
-            options.need,
+            nodes,
             explain=options.explain,
             why=compared,
             only_runnable=options.launch,

@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any
 
 from weft.cli.output import err, out
+from weft.cli.plan.nodes import Chosen, NodesAsked
 from weft.cli.plan.text import (
     cluster_in_words,
     comparison,
@@ -31,11 +32,10 @@ from weft.config.load import Loaded, recipe_names
 from weft.config.sections import SitesConfig
 from weft.models.registry import shape_of
 from weft.plan.plan_file import NodesUsed, PlanFile, nodes_used
-from weft.planner.enough import enough
 from weft.planner.explain import Comparison, compare
 from weft.planner.forecast import forecast, memory_by_position
 from weft.planner.in_sites import Apart, apart, long_enough, search_in_sites
-from weft.planner.need import Mix, in_units, parse_need
+from weft.planner.need import in_units
 from weft.planner.outlook import Outlook, outlook_of_plan, outlook_of_search
 from weft.planner.problem import Problem
 from weft.planner.search import search
@@ -179,7 +179,7 @@ def load_for_cluster(target: str, overrides: Sequence[str]) -> Loaded:
 def answer(
     loaded: Loaded,
     file: Path,
-    need: str | None,
+    nodes: NodesAsked | None,
     *,
     explain: bool,
     why: Loaded | None = None,
@@ -188,6 +188,7 @@ def answer(
     """Plan, or forecast the plan that was given.
 
     Args:
+        nodes: Which of the file's; None: all.
         why: With a plan in it to put beside the one that is found.
         only_runnable: Leave out what this version cannot run.
 
@@ -198,26 +199,27 @@ def answer(
     chips = chips_of_file(file, detect_node(), view.world_size)
     asked = plan_request(loaded, chips.view, chips.knowledge)
     options = replace(asked.problem.options, only_runnable=only_runnable)
-    problem, mix, compared = replace(asked.problem, options=options), None, None
+    problem, compared = replace(asked.problem, options=options), None
+    mix: Chosen | None = None
     sites = loaded.config.sites
     if asked.plan is not None or sites is not None:
-        _refuse_beside("sites" if asked.plan is None else "plan", need, why)
+        _refuse_beside("sites" if asked.plan is None else "plan", nodes, why)
     if asked.plan is not None:
         outlook = outlook_of_plan(asked.plan, problem)
     elif sites is not None:
         found = search_in_sites(problem, sites, progress=_progress())
         outlook = outlook_of_search(found, problem, explain=False)
     else:
-        if need is None:
+        if nodes is None:
             found = search(problem, progress=_progress())
         else:
-            mix, found = enough(problem, parse_need(need), progress=_progress())
+            mix, found = nodes.choose(problem, progress=_progress())
             problem = problem.on(mix.cluster)
         outlook = outlook_of_search(found, problem, explain=explain)
         if why is not None:
             other = plan_request(why, problem.cluster, problem.knowledge)
             compared = _compared(other, outlook)
-    if need is None:
+    if nodes is None:
         outlook = replace(outlook, apart=_apart(outlook, problem, sites))
     model = loaded.config.model
     num_parameters = int(shape_of(problem.workload.spec).params)
@@ -243,10 +245,11 @@ def answer(
     )
 
 
-def _refuse_beside(given: str, need: str | None, why: Loaded | None) -> None:
+def _refuse_beside(given: str, nodes: NodesAsked | None, why: Loaded | None) -> None:
     """What is asked of a plan that is to be found among all that are exact."""
-    if need is not None:
-        raise ConfigError("--need", need, f"no {given} beside it", "The planner makes a plan.")
+    if nodes is not None:
+        expected = f"no {given} beside it"
+        raise ConfigError(nodes.option, nodes.value, expected, "The planner makes a plan.")
     if why is not None:
         raise ConfigError("--why", "a plan", f"no {given} beside it", "One is to be found.")
 
@@ -268,7 +271,7 @@ def _apart(outlook: Outlook, problem: Problem, asked: SitesConfig | None) -> Apa
 
 
 def _show_plan_there(
-    model: str, asked: PlanRequest, chips: RankChips, outlook: Outlook, mix: Mix | None
+    model: str, asked: PlanRequest, chips: RankChips, outlook: Outlook, mix: Chosen | None
 ) -> None:
     """The plan for the chips of a file; ``model``: its name and size, as markup."""
     workload = asked.problem.workload
@@ -280,7 +283,7 @@ def _show_plan_there(
     if mix is not None:
         out.print(*(f"  {line}" for line in mix.sentences()), sep="\n")
         reached = workload.flops_s(outlook.forecast.step_s)
-        out.print(f"  the plan reaches {in_units(reached)} of it")
+        out.print(f"  the plan reaches {in_units(reached)}")
     taken = f"{outlook.cluster.world_size:,} of {chips.view.world_size:,} chips"
     out.print(f"{taken}: {cluster_in_words(outlook.cluster)}")
     if mix is None and outlook.cluster.world_size < chips.view.world_size:

@@ -1,0 +1,80 @@
+"""The nodes on which a step costs least, against every choice searched one by one."""
+
+from dataclasses import replace
+from itertools import product
+from math import inf
+
+import pytest
+
+from weft.cluster.cluster import catalogue
+from weft.cluster.view import ChipPool, ClusterView
+from weft.config.errors import ConfigError
+from weft.models.llama.sizes import SIZES
+from weft.planner.cheapest import cheapest
+from weft.planner.problem import Options, Problem, Workload
+from weft.planner.search import NoPlan, search
+
+H100, A100 = catalogue()["H100-SXM5-80GB"], catalogue()["A100-SXM4-80GB"]
+OPTIONS = Options(
+    schedules=("1f1b",), recompute=("full",), zero=(1,), micros=(1,), max_split=2, effort=20_000
+)
+WORK = Workload(spec=SIZES["llama3-8b"], seq_len=4096, samples=64)
+
+
+def problem(prices: tuple[float | None, float | None], nodes: tuple[int, int] = (3, 2)) -> Problem:
+    pools = tuple(
+        ChipPool(chip=chip, num_nodes=number, chips_per_node=4, price_per_hour=price)
+        for chip, number, price in zip((H100, A100), nodes, prices, strict=True)
+    )
+    return Problem(WORK, ClusterView(pools), options=OPTIONS)
+
+
+def everything(asked: Problem) -> dict[tuple[int, ...], tuple[float, float]]:
+    """Price and seconds of a step, by nodes."""
+    found = {}
+    for nodes in product(*(range(pool.num_nodes + 1) for pool in asked.cluster.pools)):
+        pools = [
+            replace(pool, num_nodes=number)
+            for pool, number in zip(asked.cluster.pools, nodes, strict=True)
+            if number
+        ]
+        if not pools:
+            continue
+        try:
+            step_s = search(asked.on(ClusterView(tuple(pools)))).best.time.step_s
+        except NoPlan:
+            continue
+        hire = sum(pool.num_chips * pool.price_per_hour for pool in pools) / 3600
+        found[nodes] = step_s * hire, step_s
+    return found
+
+
+@pytest.mark.parametrize("prices", [(2.5, 1.3), (2.5, 0.4)], ids=str)
+def test_nothing_is_cheaper(prices: tuple[float, float]) -> None:
+    """Whatever a step may take; and nothing costs less than the bound."""
+    asked = problem(prices)
+    every = everything(asked)
+    seconds = sorted(step_s for _, step_s in every.values())
+    for within_s in (inf, seconds[len(seconds) // 2], seconds[0]):
+        taken, found = cheapest(asked, within_s)
+        wanted = min(price for price, step_s in every.values() if step_s <= within_s)
+        assert taken.price == pytest.approx(wanted, rel=1e-9)
+        assert every[taken.nodes] == pytest.approx((taken.price, found.best.time.step_s))
+        assert taken.least <= taken.price and found.best.time.step_s <= within_s
+        assert taken.searched <= taken.choices == 11
+    assert cheapest(asked, inf)[0].searched < 11, "some bound is good for something"
+
+
+def test_what_cannot_be() -> None:
+    """No plan is so fast; a price is not known; nothing holds the model."""
+    asked = problem((2.5, 1.3), (1, 1))
+    fastest = search(asked).best.time.step_s
+    with pytest.raises(ConfigError) as caught:
+        cheapest(asked, 0.9 * fastest)
+    assert (caught.value.key, f"at least {fastest:.3g}" in str(caught.value)) == ("--within", True)
+    with pytest.raises(ConfigError, match="price_per_hour") as caught:
+        cheapest(problem((2.5, None)), inf)
+    assert caught.value.value == A100.name
+    large = replace(asked, workload=replace(WORK, spec=SIZES["llama3-70b"]))
+    with pytest.raises(NoPlan):
+        cheapest(large, inf)
