@@ -6,10 +6,11 @@ without a limit of time few nodes are the answer, of the kind that computes most
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
+from typing import NamedTuple
 
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
@@ -88,51 +89,79 @@ def cheapest(
         ConfigError: a pool has no price, or no plan that was found is so fast.
         NoPlan: not even all nodes hold the model.
     """
-    unpriced = [p.chip.name for p in problem.cluster.pools if p.price_per_hour is None]
-    if unpriced:
-        expected = "price_per_hour, of one chip, in every pool of the cluster file"
-        raise ConfigError("--cheapest", ", ".join(unpriced), expected, "It has none there.")
+    _refuse_unpriced(problem.cluster)
+    every = tuple(pool.num_nodes for pool in problem.cluster.pools)
     choices = list(_choices(problem.cluster))
-    bounds = {nodes: _least_s(problem.on(_taken(problem.cluster, nodes))) for nodes in choices}
-    prices = {
-        nodes: least_s * _hire_s(_taken(problem.cluster, nodes))
-        for nodes, least_s in bounds.items()
-        if least_s <= within_s and least_s < inf
-    }
-    best: tuple[float, tuple[int, ...], Found] | None = None
+    least = dict(_least(problem, choices, within_s))
+    best: _Searched | None = None
     searched, fastest_s = 0, inf
-    for nodes in sorted(prices, key=lambda nodes: (prices[nodes], nodes)):
-        if best is not None and prices[nodes] >= best[0]:
+    for nodes in sorted(least, key=lambda nodes: (least[nodes], nodes)):
+        if best is not None and least[nodes] >= best.price:
             break
-        taken = _taken(problem.cluster, nodes)
         searched += 1
-        try:
-            found = search(problem.on(taken), progress=progress)
-        except NoPlan:
-            continue
-        step_s = found.best.time.step_s
-        fastest_s = min(fastest_s, step_s)
-        price = step_s * _hire_s(taken)
-        if step_s <= within_s and (best is None or price < best[0]):
-            best = price, nodes, found
-    if best is None:
-        nodes, found = tuple(pool.num_nodes for pool in problem.cluster.pools), search(problem)
-        step_s = found.best.time.step_s
-        if step_s > within_s:
-            raise _too_slow(within_s, min(step_s, fastest_s))
-        prices[nodes] = step_s * _hire_s(problem.cluster)  # with state elsewhere
-    else:
-        _, nodes, found = best
+        tried = _searched(problem, nodes, progress)
+        if tried is not None:
+            fastest_s = min(fastest_s, tried.step_s)
+            if tried.step_s <= within_s and (best is None or tried.price < best.price):
+                best = tried
+    if best is None:  # perhaps with state elsewhere
+        best = _of_these(problem, every, search(problem, progress=progress))
+        if best.step_s > within_s:
+            raise _too_slow(within_s, min(best.step_s, fastest_s))
     chosen = Cheapest(
         asked=problem.cluster,
-        nodes=nodes,
-        step_s=found.best.time.step_s,
+        nodes=best.nodes,
+        step_s=best.step_s,
         tokens=problem.workload.samples * problem.workload.seq_len,
-        least=min(prices.values()),
+        least=min([best.price, *least.values()]),
         choices=len(choices),
         searched=searched,
     )
-    return chosen, found
+    return chosen, best.found
+
+
+class _Searched(NamedTuple):
+    """A choice with its best plan."""
+
+    nodes: tuple[int, ...]
+    found: Found
+    step_s: float
+    price: float
+    """Of a step."""
+
+
+def _searched(
+    problem: Problem, nodes: tuple[int, ...], progress: Progress | None
+) -> _Searched | None:
+    """None: these nodes do not hold the model."""
+    taken = problem.on(_taken(problem.cluster, nodes))
+    try:
+        return _of_these(problem, nodes, search(taken, progress=progress))
+    except NoPlan:
+        return None
+
+
+def _of_these(problem: Problem, nodes: tuple[int, ...], found: Found) -> _Searched:
+    step_s = found.best.time.step_s
+    return _Searched(nodes, found, step_s, step_s * _hire_s(_taken(problem.cluster, nodes)))
+
+
+def _refuse_unpriced(cluster: ClusterView) -> None:
+    unpriced = [pool.chip.name for pool in cluster.pools if pool.price_per_hour is None]
+    if unpriced:
+        expected = "price_per_hour, of one chip, in every pool of the cluster file"
+        raise ConfigError("--cheapest", ", ".join(unpriced), expected, "It has none there.")
+
+
+def _least(
+    problem: Problem, choices: Sequence[tuple[int, ...]], within_s: float
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """What a step costs at least, of choices that may hold the model and be fast enough."""
+    for nodes in choices:
+        taken = _taken(problem.cluster, nodes)
+        least_s = Relaxed(problem.on(taken)).least_s(range(len(taken.pools)))
+        if least_s <= within_s and least_s < inf:
+            yield nodes, least_s * _hire_s(taken)
 
 
 def _too_slow(within_s: float, fastest_s: float) -> ConfigError:
@@ -168,8 +197,3 @@ def _taken(cluster: ClusterView, nodes: tuple[int, ...]) -> ClusterView:
 def _hire_s(cluster: ClusterView) -> float:
     """Of all chips, a second."""
     return sum(pool.num_chips * (pool.price_per_hour or 0.0) for pool in cluster.pools) / 3600
-
-
-def _least_s(problem: Problem) -> float:
-    """That no plan beats; infinite where state would have to be elsewhere."""
-    return Relaxed(problem).least_s(range(len(problem.cluster.pools)))
