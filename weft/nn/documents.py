@@ -117,12 +117,7 @@ class Documents:
 
     def rows(self, rows: slice) -> Documents:
         """Of some of the samples."""
-        found, places = (
-            self._of_starts(self.starts[rows], self.packed.first.device),
-            self.packed.places,
-        )
-        return (
-            found
-            if places is None
-            else Documents(found.starts, found.packed._replace(places=places[rows]))
-        )
+        found = self._of_starts(self.starts[rows], self.packed.first.device)
+        if self.packed.places is None:
+            return found
+        return Documents(found.starts, found.packed._replace(places=self.packed.places[rows]))
