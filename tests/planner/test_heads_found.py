@@ -16,7 +16,11 @@ from weft.planner.validate import validate_plan
 
 @pytest.mark.parametrize(
     ("vocab_size", "speeds", "gain"),
-    [(32_000, (1.0, 1.0, 1.0), 1.005), (128_256, (1.0, 0.7, 0.4), 1.005), (32_000, (1.0, 0.5), 1.0)],
+    [
+        (32_000, (1.0, 1.0, 1.0), 1.005),
+        (128_256, (1.0, 0.7, 0.4), 1.005),
+        (32_000, (1.0, 0.5), 1.0),
+    ],
 )
 def test_parts_of_the_head_save_time(
     vocab_size: int, speeds: tuple[float, ...], gain: float
