@@ -91,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(found, indent=2))
         return
     for row in found:
-        print(f"{row['name']:>10}: {row['ours']:.2f} s, may take {row['theirs']}: {row['search']}")
+        limit = row["theirs"]["limit"]
+        print(f"{row['name']:>10}: {row['ours']:.2f} s, may take {limit:g} s: {row['search']}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from weft.cluster.cluster import catalogue
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.models.llama.sizes import SIZES
-from weft.planner.cheapest import cheapest
+from weft.planner.cheapest import _choices, cheapest
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import NoPlan, search
 
@@ -63,6 +63,15 @@ def test_nothing_is_cheaper(prices: tuple[float, float]) -> None:
         assert taken.least <= taken.price and found.best.time.step_s <= within_s
         assert taken.searched <= taken.choices == 11
     assert cheapest(asked, inf)[0].searched < 11, "some bound is good for something"
+
+
+def test_large_clusters_have_few_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes in coarser steps, down to none, one and all of each pool; never without all of it."""
+    whole = problem((2.5, 1.3), (500, 235)).cluster
+    for limit, many in ((10_000, 19 * 17), (100, 7 * 6), (1, 3 * 3)):
+        monkeypatch.setattr("weft.planner.cheapest.MOST_CHOICES", limit)
+        choices = [*_choices(whole)]
+        assert (len(choices), max(choices)) == (many - 1, (500, 235))
 
 
 def test_what_cannot_be() -> None:

@@ -183,9 +183,8 @@ def stage_memory(
     working = stage_working(shape, work) - last
     comes = choice.zero == 3 or choice.brings_params
     gathered = gathered_layers(shape, choice, work) if comes else 0.0
-    if (
-        choice.brings_params
-    ):  # gradients of one layer, until they are added, and a matrix's as it is
+    if choice.brings_params:
+        # Gradients of one layer, until they are added, and a matrix's as it is.
         gathered *= 1 + choice.state.grad / choice.state.weight / 2
         gathered += choice.state.weight * shape.d_model * shape.d_ff / work.share("d_ff")
     arriving = ARRIVING * (work.eager and (work.share("d_ff") > 1 or choice.zero == 3))

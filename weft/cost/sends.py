@@ -190,12 +190,6 @@ def carried_part(size: int, most: int, ways: int, num_ranks: int) -> float:
     return most * ways / (size * num_ranks)
 
 
-def borders_between(places: Sequence[object], number: int) -> int:
-    """Borders of a pipeline that join the same two places as one does; by stage, where it is."""
-    joined = [{*both} for both in pairwise(places)]
-    return joined.count(joined[number])
-
-
 def border_times(
     num_bytes: float,
     parts: Sequence[float],

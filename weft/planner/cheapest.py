@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import inf
+from math import inf, prod
 from typing import NamedTuple
 
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.planner.problem import Problem
-from weft.planner.search import Found, NoPlan, Progress, search
+from weft.planner.search import Found, NoPlan, Progress, fits, search
 from weft.planner.search.least import Relaxed
+
+MOST_CHOICES = 256
+"""Of nodes, as far as pools are few: each is bounded, which takes a second for 10,000 chips."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +84,10 @@ def cheapest(
 ) -> tuple[Cheapest, Found]:
     """The choice of whole nodes whose best plan costs least a step of at most ``within_s``.
 
-    Of each pool 0, 1, 2, 3, 4, 6, 8, 12, ... or all nodes may be taken. The lower bound of a
-    search, times the hire, says what a choice costs at least: the least first, until no other can
-    be cheaper. A choice that holds the model only with state elsewhere is none, but all nodes are.
+    Of each pool 0, 1, 2, 3, 4, 6, 8, 12, ... or all nodes may be taken; of large ones powers of 2,
+    4, 8, ..., for ``MOST_CHOICES`` in all. The lower bound of a search, times the hire, says what a
+    choice costs at least: the least first, until no other can be cheaper. A choice that holds the
+    model only with state elsewhere is none, but all nodes are.
 
     Raises:
         ConfigError: a pool has no price, or no plan that was found is so fast.
@@ -92,7 +96,7 @@ def cheapest(
     _refuse_unpriced(problem.cluster)
     every = tuple(pool.num_nodes for pool in problem.cluster.pools)
     choices = list(_choices(problem.cluster))
-    least = dict(_least(problem, choices, within_s))
+    least = dict(_least(problem, choices, within_s, progress))
     best: _Searched | None = None
     searched, fastest_s = 0, inf
     for nodes in sorted(least, key=lambda nodes: (least[nodes], nodes)):
@@ -133,8 +137,10 @@ class _Searched(NamedTuple):
 def _searched(
     problem: Problem, nodes: tuple[int, ...], progress: Progress | None
 ) -> _Searched | None:
-    """None: these nodes do not hold the model."""
+    """None: these nodes do not hold the model, or only with state elsewhere."""
     taken = problem.on(_taken(problem.cluster, nodes))
+    if not fits(taken):
+        return None
     try:
         return _of_these(problem, nodes, search(taken, progress=progress))
     except NoPlan:
@@ -154,10 +160,15 @@ def _refuse_unpriced(cluster: ClusterView) -> None:
 
 
 def _least(
-    problem: Problem, choices: Sequence[tuple[int, ...]], within_s: float
+    problem: Problem,
+    choices: Sequence[tuple[int, ...]],
+    within_s: float,
+    progress: Progress | None,
 ) -> Iterator[tuple[tuple[int, ...], float]]:
     """What a step costs at least, of choices that may hold the model and be fast enough."""
-    for nodes in choices:
+    for number, nodes in enumerate(choices):
+        if progress is not None:
+            progress(number, inf)
         taken = _taken(problem.cluster, nodes)
         least_s = Relaxed(problem.on(taken)).least_s(range(len(taken.pools)))
         if least_s <= within_s and least_s < inf:
@@ -171,14 +182,19 @@ def _too_slow(within_s: float, fastest_s: float) -> ConfigError:
 
 def _choices(cluster: ClusterView) -> Iterator[tuple[int, ...]]:
     """Nodes of each pool, and of some pool one at least."""
-    stairs = (_stairs(pool.num_nodes) for pool in cluster.pools)
+    most = [pool.num_nodes for pool in cluster.pools]
+    stairs: list[list[int]] = []
+    for step in range(max(most).bit_length() + 1):
+        stairs = [_stairs(number, step) for number in most]
+        if prod(map(len, stairs)) <= MOST_CHOICES:
+            break
     return filter(any, product(*stairs))
 
 
-def _stairs(most: int) -> list[int]:
-    """0, powers of two, halves more than those, and ``most``."""
-    powers = [1 << k for k in range(most.bit_length())]
-    between = [3 * power for power in powers]
+def _stairs(most: int, step: int) -> list[int]:
+    """0, ``most``, and between them powers of ``2 ** step``, of 2 with halves more for 0."""
+    powers = [1 << k for k in range(0, most.bit_length(), max(step, 1))]
+    between = [] if step else [3 * power for power in powers]
     return sorted({0, most, *(number for number in powers + between if number < most)})
 
 

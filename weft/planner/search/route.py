@@ -118,22 +118,12 @@ class Route:
             ends.append((first, last - 1))
             first = last
         places = [used.site_of(own) for own, _ in ends]
-        spans = [{used.node_of(own) for own in both} for both in ends]
         mesh_of = {stage: mesh for mesh, held in enumerate(self.positions) for stage in held}
         pairs = [*pairwise(mesh_of[s] for s in range(len(mesh_of)))]
         joined = [frozenset((places[here], places[there])) for here, there in pairs]
         crossing = Counter(joined)
         return [
-            (
-                here,
-                there,
-                "node"
-                if len(spans[here] | spans[there]) == 1
-                else "across"
-                if len(both) == 1
-                else "sites",
-                crossing[both],
-            )
+            (here, there, used.reach((*ends[here], *ends[there])), crossing[both])
             for (here, there), both in zip(pairs, joined, strict=True)
         ]
 
