@@ -19,6 +19,7 @@ from weft.plan.plan import Plan
 
 REHEARSAL = Rehearsal(spec=SIZES["tiny"], optim=OPTIM, seq_len=16, seed=5)
 ALL_SEEN = replace(REHEARSAL, spec=SIZES["all-seen"])
+PACKED = replace(REHEARSAL, spec=SIZES["packed"], steps=2)
 CASES = [
     Case("dp2", shares=(6,), dp=((2,),), microbatch=3),
     Case("pp2", shares=(6,), dp=((1, 1),), layers=((1, 3),)),
@@ -43,6 +44,23 @@ LONG = [
          tp=((2,), (1,)), scores="rows", zero=1),
 ]  # fmt: skip
 """Of an encoder whose tokens ranks divide."""
+DOCUMENTS = [
+    Case("cp2-tp2-pp2-zero1", shares=(3,), dp=((1, 1),), cp=((2, 2),), tp=((2, 2),),
+         layers=((1, 3),), zero=1),
+    Case("cp4-pp2-zero2-by-work", shares=(3,), dp=((1, 1),), cp=((4, 4),), layers=((2, 2),), zero=2,
+         schedule="zb-h1", by_work=True),
+    Case("heads2-cp2-tp2-pp2-zero3-by-work", shares=(3,), dp=((1, 1),), cp=((2, 2),),
+         tp=((2, 2),), layers=((2, 2),), head_ways=2, zero=3, by_work=True),
+    Case("heads4-cp4-zero1", shares=(3,), dp=((1,),), cp=((4,),), head_ways=4, zero=1),
+    Case("heads2-cp4-tp2-zero3", shares=(3,), dp=((1,),), cp=((4,),), tp=((2,),), head_ways=2,
+         zero=3),
+    Case("heads2-cp4-pp2-zero1-by-work", shares=(3,), dp=((1, 1),), cp=((4, 4),), layers=((3, 1),),
+         head_ways=2, zero=1, by_work=True),
+    Case("rows-cp2-tp2-pp2-zero2", shares=(3,), dp=((1, 1),), cp=((2, 2),), tp=((2, 2),),
+         layers=((2, 2),), scores="rows", zero=2, by_work=True),
+    Case("rows-cp8", shares=(1,), dp=((1,),), cp=((8,),), scores="rows"),
+]  # fmt: skip
+"""Likewise, of packed documents."""
 
 
 def run_encoder(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> Trace:
@@ -72,11 +90,17 @@ def test_one_that_looks_both_ways_over_divided_samples(case: Case, pool: WorkerP
     same_as_one_process(case, ALL_SEEN, pool)
 
 
+@pytest.mark.parametrize("case", DOCUMENTS, ids=lambda case: case.name)
+def test_one_that_looks_both_ways_inside_documents(case: Case, pool: WorkerPool) -> None:
+    same_as_one_process(case, PACKED, pool)
+
+
 def same_as_one_process(case: Case, rehearsal: Rehearsal, pool: WorkerPool) -> None:
     plan = case.plan()
     reference = rehearse(Ranks(pool), one_process(plan), rehearsal)
     assert len(set(reference.losses)) == rehearsal.steps
-    found = difference(reference, rehearse(Ranks(pool), plan, rehearsal))
+    divided = replace(rehearsal, by_work=case.by_work)
+    found = difference(reference, rehearse(Ranks(pool), plan, divided))
     assert found.largest < 1e-10, found
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from weft.nn.attention import Attention
 from weft.nn.context import Context
+from weft.nn.documents import Packed
 from weft.nn.losses import LinearCrossEntropy
 from weft.nn.stage import STREAM, Output, Term, Terms, Tree, Unit
 from weft.plan.layout import Border, BorderTensor, Dim
@@ -16,6 +17,10 @@ from weft.plan.model import UnitName
 
 HIDDEN = 5
 """Tokens that are divisible by it are not looked at."""
+
+
+Seen = Tensor | Packed | None
+"""Of tokens: those of each sample that are not hidden, those of their documents, or all."""
 
 
 class Masked(nn.Module):
@@ -38,15 +43,15 @@ class Masked(nn.Module):
 
 
 class Unmasked(Attention):
-    """Attention to all tokens."""
+    """Attention to all tokens of a document."""
 
     def __init__(self, spec: EncoderSpec) -> None:
         heads = {"num_heads": spec.num_heads, "num_kv_heads": spec.num_kv_heads}
         super().__init__(spec.d_model, spec.d_head, **heads)
         self.both_ways()
 
-    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
-        return super().forward(x, None, None)
+    def forward(self, x: Tensor, seen: Packed | None) -> Tensor:
+        return super().forward(x, None, seen)
 
 
 class FeedForward(nn.Module):
@@ -65,7 +70,7 @@ class Block(nn.Module):
         self.attn_norm, self.ff_norm = nn.LayerNorm(spec.d_model), nn.LayerNorm(spec.d_model)
         self.attn, self.ff = (Masked if spec.hides else Unmasked)(spec), FeedForward(spec)
 
-    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+    def forward(self, x: Tensor, seen: Seen) -> Tensor:
         x = x + self.attn(self.attn_norm(x), seen)
         return x + self.ff(self.ff_norm(x))
 
@@ -85,6 +90,7 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         held = range(spec.num_layers) if layers is None else layers
+        self.spec = spec
         self.units: dict[UnitName, Unit] = {}
         if embed:
             self.embed = nn.Embedding(spec.vocab_size, spec.d_model)
@@ -105,6 +111,11 @@ class Encoder(nn.Module):
     def enter(self, tokens: Tensor, context: Context) -> Tensor:
         return self.embed(tokens) + self.positions(context.positions_of(tokens))
 
+    def looked_at(self, seen: Tensor, context: Context) -> Seen:
+        if self.spec.hides:
+            return seen
+        return context.documents.packed if self.spec.packed else None
+
     def compute(self, inputs: Tree, context: Context, /) -> Output:
         if "embed" in self.units:
             tokens = inputs["tokens"]
@@ -114,17 +125,17 @@ class Encoder(nn.Module):
             x, seen = inputs[STREAM], inputs["seen"]
         for name, unit in self.units.items():
             if isinstance(name, int):
-                x = unit(x, seen)
+                x = unit(x, self.looked_at(seen, context))
         if "head" in self.units:
             x = self.units["head"](x)
         return Output({STREAM: x, "seen": seen})
 
 
 class Classification:
-    """Of whole samples."""
+    """Of whole samples, or of tokens."""
 
     def objective(self, last: Encoder, /) -> "FirstPlace":
-        return FirstPlace(last)
+        return EachPlace(last) if last.spec.packed else FirstPlace(last)
 
     def border(self, spec: EncoderSpec, seq_len: int, /) -> Border:
         hidden = (Dim(name="seq", size=seq_len), Dim(name="d_model", size=spec.d_model))
@@ -155,3 +166,15 @@ class FirstPlace:
         weights[:, 0] = batch["weights"][:, 0]
         total = self.last.cross_entropy(output[STREAM], weight, targets, weights)
         return {"class": Term(total, weights.sum(dtype=torch.float64))}
+
+
+class EachPlace:
+    """Cross-entropy of a class for each token."""
+
+    def __init__(self, last: Encoder) -> None:
+        self.last = last
+
+    def __call__(self, output: Tree, batch: Tree, /) -> Terms:
+        weight, weights = self.last.head.weight, batch["weights"]
+        total = self.last.cross_entropy(output[STREAM], weight, batch["targets"] % 5, weights)
+        return {"classes": Term(total, weights.sum(dtype=torch.float64))}

@@ -16,6 +16,8 @@ class EncoderSpec(ModelSpec):
     num_classes: int
     hides: bool = True
     """Some tokens are not looked at."""
+    packed: bool = False
+    """Tokens see those of their document alone, and each is classified."""
 
     def splits_over(self, tp: int) -> bool:
         return self.num_heads % tp == 0 and self.num_classes >= tp
@@ -36,7 +38,8 @@ TINY = EncoderSpec(
     seq_len=16,
     num_classes=5,
 )
-SIZES = {"tiny": TINY, "all-seen": replace(TINY, hides=False)}
+ALL_SEEN = replace(TINY, hides=False)
+SIZES = {"tiny": TINY, "all-seen": ALL_SEEN, "packed": replace(ALL_SEEN, packed=True)}
 
 
 def param_specs(spec: EncoderSpec) -> list[ParamSpec]:
