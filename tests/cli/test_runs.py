@@ -232,6 +232,31 @@ def test_export_and_import_give_the_same_model(
     assert result("generate", imported, *write) == {"step": 0, "samples": ours}
 
 
+def test_a_folder_of_hugging_face_writes_as_it_is(
+    finished: Path,
+    tmp_path: Path,
+    result: Output,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whole, and read anew for each token; what it lacks is said."""
+    monkeypatch.setattr("weft.checkpoint.streamed.PART_BYTES", 512)
+    write = ("--temperature", 0, "-p", "a b c")
+    ours = result("generate", finished, *write)["samples"]
+    result("checkpoint", "export", finished, "--to", tmp_path / "exported")
+    for memory in ([], ["--memory", "0.09MB"]):
+        written = result("generate", tmp_path / "exported", *write, *memory)
+        assert written == {"step": None, "samples": ours}
+    config = json.loads((tmp_path / "exported/config.json").read_text())
+    (tmp_path / "exported/tokenizer.json").unlink()
+    assert run(["generate", str(tmp_path / "exported")]) == 2
+    assert "expected a tokenizer.json beside the weights" in capsys.readouterr().err
+    (tmp_path / "exported/config.json").write_text(json.dumps(config | {"vocab_size": 256}))
+    assert run(["generate", str(tmp_path / "exported"), "--memory", "0.09MB"]) == 2
+    refused = "tensor model.embed_tokens.weight = [257, 32]: expected a shape of 256x32."
+    assert refused in capsys.readouterr().err
+
+
 def test_an_imported_model_is_trained_on(finished: Path, here: Path, result: Output) -> None:
     result("checkpoint", "export", finished, "--to", "exported")
     result("checkpoint", "import", "exported", "--to", "mine")

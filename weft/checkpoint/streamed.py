@@ -1,4 +1,4 @@
-"""A model of which only some weights are in memory at a time, read from its checkpoint as it
+"""A model of which only some weights are in memory at a time, read from where they are saved as it
 computes: layer by layer, the next one while one computes.
 """
 
@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.checkpoint.entry import CHUNK_BYTES
-from weft.checkpoint.reader import Checkpoint
-from weft.checkpoint.whole import saved_model
+from weft.checkpoint.whole import Saved
 from weft.config.errors import ConfigError, RunError
 from weft.models.registry import build_model
 from weft.nn.context import Context
 from weft.nn.shapes import only_shapes
 from weft.plan.box import Box
+from weft.plan.model import ModelSpec
 
 PART_BYTES = 8 << 20
 """Of the vocabulary's tables, which are read and multiplied in rows."""
@@ -30,25 +30,25 @@ Weights = dict[str, Tensor]
 
 
 class Streamed(nn.Module):
-    """The unsplit model in fp32, for inference on the processor; see ``load_model``.
+    """The unsplit model in fp32, for inference on the processor; see ``load_weights``.
 
     As many layers as there is room for stay in memory. Of the others there are two at a time, and
     of the tables of the vocabulary two parts.
 
     Raises:
         ConfigError: ``most_bytes`` is too little for that.
-        CheckpointError: as ``load_model``, now or when it computes.
+        CheckpointError: a file is damaged, now or when it computes.
         RunError: weights are not finite, when it computes.
     """
 
-    def __init__(self, checkpoint: Checkpoint, most_bytes: int) -> None:
+    def __init__(self, spec: ModelSpec, saved: Saved, most_bytes: int) -> None:
         super().__init__()
         with only_shapes():
-            model = build_model(saved_model(checkpoint))
+            model = build_model(spec)
         self.model, self.spec = model.eval().requires_grad_(requires_grad=False), model.spec
         self.here = nn.Parameter(torch.empty(0), requires_grad=False)
         """The first of its parameters, on the device that computes; layers' may be on none."""
-        self._checkpoint = checkpoint
+        self._saved = saved
         self._ahead = ThreadPoolExecutor(1, "weights ahead")
         self._finite = set[tuple[str, Box]]()
         self._head = "embed.weight" if model.head is None else "head.weight"
@@ -123,11 +123,11 @@ class Streamed(nn.Module):
     def _read(self, name: str, box: Box, room: Tensor) -> Tensor:
         """A part of a parameter, at the beginning of some memory."""
         found = room[: box.numel].view(box.size)
-        self._checkpoint.read_into(found, name, box=box)
+        self._saved.read_into(found, name, box=box)
         place = (name, box)
         if place not in self._finite and not torch.stack(torch.aminmax(found)).isfinite().all():
             problem = "holds weights that are not finite: its training diverged, so it cannot write"
-            raise RunError(f"{self._checkpoint.folder}: {problem}")
+            raise RunError(f"{self._saved.folder}: {problem}")
         self._finite.add(place)
         return found
 

@@ -1,18 +1,22 @@
-"""A whole model on one device, from any checkpoint, whatever plan saved it."""
+"""A whole model on one device, from any checkpoint, whatever plan saved it, or other weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from weft.checkpoint.entry import CheckpointError
+from weft.checkpoint.place import Place
 from weft.checkpoint.reader import Checkpoint
 from weft.data.cache import TOKENIZER_FILE
 from weft.data.tokenizer import Tokenizer, load_tokenizer
 from weft.models.decoder import Decoder
 from weft.models.registry import FAMILIES, build_model, check_spec, spec_from_dict
 from weft.nn.shapes import only_shapes
+from weft.plan.box import Box
 from weft.plan.model import ModelSpec
 
 
@@ -36,19 +40,38 @@ def saved_model(checkpoint: Checkpoint) -> ModelSpec:
     return spec
 
 
+class Saved(Protocol):
+    """What has weights: a ``Checkpoint``, say, or a folder of Hugging Face's."""
+
+    @property
+    def folder(self) -> Place:
+        """Where they are."""
+
+    def read_into(self, out: Tensor, name: str, *, box: Box | None = None) -> None:
+        """Copy elements of a parameter (None: all of them) into ``out``: ``[*box.size]``, of any
+        dtype, on any device."""
+
+
+def load_weights(spec: ModelSpec, saved: Saved, device: str | torch.device = "cpu") -> Decoder:
+    """The unsplit model in fp32 with weights that are saved, for inference.
+
+    Raises CheckpointError: a file is damaged.
+    """
+    with only_shapes():
+        model = build_model(spec)
+    model = model.to_empty(device=device)
+    for name, param in model.named_parameters():
+        saved.read_into(param, name)
+    return model.eval().requires_grad_(requires_grad=False)
+
+
 def load_model(checkpoint: Checkpoint, device: str | torch.device = "cpu") -> Decoder:
-    """The unsplit model in fp32 with the checkpoint's weights, for inference.
+    """``load_weights`` of a checkpoint.
 
     Raises:
         CheckpointError: as ``saved_model``, or a file is damaged.
     """
-    with only_shapes():
-        model = build_model(saved_model(checkpoint))
-    model = model.to_empty(device=device)
-    with torch.no_grad():
-        for name, param in model.named_parameters():
-            param.copy_(checkpoint.read(name, "param", dtype=torch.float32))
-    return model.eval().requires_grad_(requires_grad=False)
+    return load_weights(saved_model(checkpoint), checkpoint, device)
 
 
 def load_tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:

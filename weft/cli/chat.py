@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from weft.cli.output import err
-from weft.cli.saved import (
-    Folder,
+from weft.cli.generate import (
     Memory,
     Seed,
     Temperature,
     Tokens,
     TopP,
+    Weights,
     open_to_write,
     refuse_top_p,
 )
+from weft.cli.output import err
 
 if TYPE_CHECKING:
     from weft.data.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ LOST = "\ufffd"
 
 
 def chat(
-    folder: Folder,
+    folder: Weights,
     *,
     tokens: Tokens = 128,
     temperature: Temperature = 0.8,
@@ -46,7 +46,8 @@ def chat(
     `echo "Once upon a time" | weft chat runs/mine`.
     """
     refuse_top_p(top_p)
-    checkpoint, model, tokenizer = open_to_write(folder, memory)
+    found = open_to_write(folder, memory)
+    tokenizer = found.tokenizer
     import torch
 
     from weft.models.generate import Sampling, stream
@@ -54,7 +55,8 @@ def chat(
 
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        err.print(f"{checkpoint.folder}, step {checkpoint.step}. {HINT}", style="dim")
+        step = "" if found.step is None else f", step {found.step}"
+        err.print(f"{found.place}{step}. {HINT}", style="dim")
     sampling = Sampling(
         max_new_tokens=tokens, temperature=temperature, top_p=top_p, end_id=tokenizer.end_id
     )
@@ -67,7 +69,7 @@ def chat(
             continue
         said += f"\n{line}" if said and line else line
         new = stream(
-            model,
+            found.model,
             torch.tensor(prompt_tokens(tokenizer, said)).long()[None],
             replace(sampling, seed=seed + turn),
         )

@@ -13,12 +13,13 @@ from weft.cli import bench, checkpoint, chips, elastic, grow, runs
 from weft.cli.chat import chat
 from weft.cli.compare import compare, verify
 from weft.cli.doctor import doctor
+from weft.cli.generate import generate
 from weft.cli.init import init
 from weft.cli.lab import lab
 from weft.cli.options import spread
 from weft.cli.output import err, print_anything, print_json
 from weft.cli.plan.command import PlanOptions, plan
-from weft.cli.saved import generate, report
+from weft.cli.saved import report
 from weft.cli.target import OVERRIDES
 from weft.cli.train import TrainOptions, train
 from weft.cli.tune import TuneOptions, tune

@@ -6,26 +6,23 @@ import json
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from weft.config.errors import ConfigError
-from weft.models.config_folder import CONFIG_JSON, converters, read_json, read_spec
+from weft.models.config_folder import CONFIG_JSON, converters, read_json
 from weft.models.config_json import Entry
-from weft.models.registry import FAMILIES, param_specs
+from weft.models.hugging_face_weights import INDEX, HuggingFaceWeights
+from weft.models.registry import FAMILIES
 from weft.plan.model import ModelSpec
 
 WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 4 << 30
-_HEAD = "lm_head.weight"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 """A tokenizer, and beside it what its special tokens are for."""
 
@@ -122,100 +119,12 @@ def _copy_tokenizer(tokenizer_file: Path, folder: Path) -> int | None:
 
 
 def import_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """Read a folder of one of the architectures that Weft's families cover.
+    """The shape, and every parameter by its logical name in the dtype of the file.
 
-    Returns the shape and every parameter by its logical name, in the dtype of the file.
-
-    Raises ConfigError: an architecture, a field or a tensor that Weft does not know, lacks or finds
-    damaged; weights in pickles.
+    Raises ConfigError: as ``HuggingFaceWeights``.
     """
-    spec, converter = read_spec(folder)
-    shapes = {param.name: param.shape for param in param_specs(spec)}
-    entries = converter.entries(spec)
-    wanted = {entry.theirs for entry in entries}
-    where = f"Looked in {folder}."
-    result: dict[str, Tensor] = {}
-    with ExitStack() as stack:
-        found = _tensors(folder, converter.prefix, stack)
-        for name in found:
-            if name not in wanted and not name.endswith((*converter.ignored, _HEAD)):
-                raise ConfigError("tensor", name, "a parameter of this architecture", where)
-        for entry in entries:
-            if entry.theirs not in found:
-                raise ConfigError("tensor", entry.theirs, "to be in the folder", where)
-            _put(result, entry, found[entry.theirs](), shapes)
-        has_copy = _HEAD in found.keys() - wanted
-        if has_copy and not torch.equal(found[_HEAD](), result["embed.weight"]):
-            expected = "the embedding's values where tie_word_embeddings is true"
-            raise ConfigError("tensor", _HEAD, expected, where)
-    return spec, result
-
-
-def _put(
-    result: dict[str, Tensor], entry: Entry, tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]
-) -> None:
-    """Our parameters of one of their tensors, whole or one of a stack."""
-    if entry.at is None:
-        result |= _split(entry, tensor, shapes)
-        return
-    inner = {name: shapes[name][1:] for name in entry.ours}
-    for name, part in _split(entry, tensor, inner).items():
-        if name not in result:
-            result[name] = part.new_empty(shapes[name])
-        result[name][entry.at] = part
-
-
-def _tensors(folder: Path, prefix: str, stack: ExitStack) -> dict[str, Callable[[], Tensor]]:
-    """By full name what reads a tensor; ``stack`` closes the files.
-
-    A file of the bare model leaves the prefix out of every name but the head's.
-    """
-    found: dict[str, Callable[[], Tensor]] = {}
-    for path in _weight_files(folder):
-        try:
-            file = stack.enter_context(safe_open(path, framework="pt"))
-        except SafetensorError as error:
-            raise ConfigError("file", str(path), "a sound safetensors file", f"{error}.") from None
-        found |= {name: partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
-    if any(name.startswith(prefix) for name in found):
-        return found
-    return {name if name == _HEAD else prefix + name: read for name, read in found.items()}
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / INDEX
-    if index.is_file():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise ConfigError(INDEX, str(index), "a weight_map inside")
-        names = sorted({str(name) for name in weight_map.values()})
-    else:
-        names = sorted(path.name for path in folder.glob("*.safetensors"))
-    if not names:
-        pickle = min((path.name for path in folder.glob("*.bin")), default="")
-        hint = pickle and (
-            f"{pickle} is a pickle, which can run code and is never opened here; from_pretrained "
-            "and save_pretrained of transformers write safetensors in a place you trust."
-        )
-        raise ConfigError("folder", str(folder), "safetensors files inside", hint)
-    for name in names:
-        if Path(name).name != name or not (folder / name).is_file():
-            raise ConfigError(INDEX, name, "a file in the same folder")
-    return [folder / name for name in names]
-
-
-def _split(
-    entry: Entry, tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Tensor]:
-    """Our parameters of one of their tensors."""
-    theirs = [shapes[name][::-1] if entry.transposed else shapes[name] for name in entry.ours]
-    expected = (*theirs[0][:-1], sum(shape[-1] for shape in theirs))
-    if tuple(tensor.shape) != expected:
-        text = "x".join(map(str, expected))
-        raise ConfigError(f"tensor {entry.theirs}", list(tensor.shape), f"a shape of {text}")
-    parts = torch.split(tensor, [shape[-1] for shape in theirs], dim=-1)
-    turned = [part.T if entry.transposed else part for part in parts]
-    return {n: part.contiguous() for n, part in zip(entry.ours, turned, strict=True)}
+    weights = HuggingFaceWeights(folder)
+    return weights.spec, {name: weights.read(name) for name in weights.names()}
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:
