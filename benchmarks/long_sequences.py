@@ -196,9 +196,9 @@ def around(address: RankAddress, seq: int, block_s: float, repeats: int) -> Take
         return torch.zeros_like(held)
 
     def both() -> None:
-        for _ in ring.round(own):
+        for _ in ring.round(own, ring.all):
             time.sleep(block_s)
-        ring.returned(own, gradient, lambda _: time.sleep(block_s / 2))
+        ring.returned(own, ring.all, gradient, lambda _: time.sleep(block_s / 2))
 
     found = timed(both, repeats)
     comm.close()

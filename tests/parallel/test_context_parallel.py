@@ -125,6 +125,30 @@ def divided(address: RankAddress, dtype: torch.dtype, causal: bool) -> dict[tupl
     return found
 
 
+def many_seen(name: str, ranks: int, near: int, causal: bool) -> int:
+    """How many of all tokens go round a ring: without documents all, else those that a rank of
+    another group of neighbours sees in some sample, by looking at all pairs of tokens."""
+    segments = SEGMENTS[name]
+    if segments is None:
+        return SEQ
+    parts = [ContextParallel().part(Dim(name="seq", size=SEQ), ranks, n) for n in range(ranks)]
+    of_slot = np.empty(SEQ, int)
+    for rank, places in enumerate(parts):
+        of_slot[[slot for part in places for slot in part]] = rank // near
+    tokens, seen = np.arange(SEQ), set[tuple[int, int]]()
+    for documents in segments:
+        group = of_slot
+        if name == "by work":
+            group = of_slot[places_by_work(lengths_of(documents).tolist(), parts).argsort()]
+        pairs = (documents[:, None] == documents) & (group[:, None] != group)
+        if causal:
+            pairs &= tokens[:, None] < tokens
+        for each in range(ranks // near):
+            own = pairs.any(1)[group == each]
+            seen |= {(each, number) for number in own.nonzero()[0].tolist()}
+    return len(seen)
+
+
 def ways_among(ranks: int, *, gathered: bool) -> list[str]:
     """Two dimensions are two by two ranks. Where keys are gathered tokens are in their order."""
     ways = [way for way in WAYS if ranks > 2 or "2d" not in way]
@@ -153,16 +177,15 @@ def squares(found: list[Tensor], exact: list[Tensor]) -> float:
 def test_matches_one_rank(ranks: int, causal: bool, pool: WorkerPool) -> None:
     found = pool.run(divided, torch.float64, causal, world_size=ranks)
     heads, kv_heads, seen, near_seen = SEEN[ranks]
-    both = 2 * BATCH * SEQ * kv_heads * D_HEAD * 8  # of keys and values, of all ranks
-    there = (ranks - 1) * both
-    bytes_of = {"gathered": 2 * there, "ring": 3 * there}
-    bytes_of["rows"] = bytes_of["ring"]
+    token = 2 * BATCH * kv_heads * D_HEAD * 8  # its key and value
+    there = (ranks - 1) * SEQ * token
+    bytes_of = {"gathered": 2 * there, "rows": 3 * there}
     of_head = BATCH * SEQ // ranks * D_HEAD * 8  # on one rank
     bytes_of["ulysses"] = 2 * (ranks - 1) * of_head * 2 * (heads + seen)
     near, groups = 2 * ranks // 2 * of_head * 2 * (heads + near_seen), ranks // 2
-    far = ranks * 2 * of_head * 2 * 3  # of 6 heads: one for each query head, where two share some
-    bytes_of["2d gathered"] = near + 2 * (groups - 1) * far
-    bytes_of["2d"] = bytes_of["2d rows"] = bytes_of["2d gathered"] + (groups - 1) * far
+    far = 2 * of_head * 2 * 3  # of 6 heads: one for each query head, where two share some
+    bytes_of["2d gathered"] = near + 2 * (groups - 1) * ranks * far
+    bytes_of["2d rows"] = bytes_of["2d gathered"] + (groups - 1) * ranks * far
     mine = BATCH * SEQ // ranks * 8
     own = mine * (2 * (heads + kv_heads) * D_HEAD + heads)
     rows = mine * ((heads + 2 * kv_heads) * D_HEAD + heads * SEQ)
@@ -171,6 +194,10 @@ def test_matches_one_rank(ranks: int, causal: bool, pool: WorkerPool) -> None:
             continue
         of_ranks = [each[way, name] for each in found]
         assert max(each.error for each in of_ranks) < 1e-12, (way, name)
+        goes = 3 * (ranks - 1) * token
+        bytes_of["ring"] = goes * many_seen(name, ranks, 1, causal)
+        goes = 3 * (groups - 1) * far * ranks // SEQ
+        bytes_of["2d"] = near + goes * many_seen(name, ranks, 2, causal)
         assert sum(each.sent for each in of_ranks) == bytes_of[way]
         firsts = 4 * BATCH * SEQ * (name != "one")
         if name != "by work":
@@ -224,11 +251,11 @@ def test_the_last_gradients_come_home_beside_the_rest_of_the_own_ones() -> None:
     parts = [ContextParallel().part(Dim(name="seq", size=12), 3, n) for n in range(3)]
     ring = Ring(Sum(AxisGroup(Noting(notes), (0, 1, 2)), parts[0], tuple(parts), None), causal=True)
 
-    def gradient(places: Any, held: Tensor) -> Tensor:
-        notes.append(f"gradient of {parts.index(places)}")
+    def gradient(number: int, held: Tensor) -> Tensor:
+        notes.append(f"gradient of {number}")
         return torch.full_like(held, 10.0)
 
-    found = ring.returned(torch.zeros(1, 4, 1), gradient, lambda own: own.add_(100))
+    found = ring.returned(torch.zeros(1, 4, 1), ring.all, gradient, lambda own: own.add_(100))
     assert notes == [
         "send to 1", "gradient of 0", "read",
         "send to 1", "gradient of 2", "send to 1", "read",
@@ -241,8 +268,8 @@ def test_the_next_keys_are_on_their_way_before_these_are_used() -> None:
     notes: list[str] = []
     parts = [ContextParallel().part(Dim(name="seq", size=12), 3, n) for n in range(3)]
     ring = Ring(Sum(AxisGroup(Noting(notes), (0, 1, 2)), parts[0], tuple(parts), None), causal=True)
-    for places, _ in ring.round(torch.zeros(1, 4, 1)):
-        notes.append(f"use those of {parts.index(places)}")
+    for number, _ in ring.round(torch.zeros(1, 4, 1), ring.all):
+        notes.append(f"use those of {number}")
     assert notes == [
         "send to 1",
         "use those of 0",
@@ -252,6 +279,19 @@ def test_the_next_keys_are_on_their_way_before_these_are_used() -> None:
         "read",
         "use those of 1",
     ]
+
+
+def test_nobody_sends_where_no_rank_sees_the_keys_of_another() -> None:
+    """Documents as long as the parts."""
+    notes: list[str] = []
+    parts = [ContextParallel().part(Dim(name="seq", size=12), 3, n) for n in range(3)]
+    ring = Ring(Sum(AxisGroup(Noting(notes), (0, 1, 2)), parts[0], tuple(parts), None), causal=True)
+    packed = Documents.of(np.arange(12)[None] // 2, "cpu").packed
+    given = [torch.randn(1, 4, 2, 4) for _ in range(3)]
+    found = ring(*given, packed)
+    near = Documents.of(np.arange(4)[None] // 2, "cpu").packed
+    assert torch.allclose(found, causal_attention(*given, near), atol=1e-6)
+    assert not notes
 
 
 class Windowed(Attention):

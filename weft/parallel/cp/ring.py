@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,23 @@ from weft.nn.documents import Packed
 from weft.nn.moved import moved
 from weft.nn.norm import wide_dtype
 from weft.parallel.runtime import AxisGroup, Sum
+
+
+class Travel(NamedTuple):
+    """What of the keys goes round. Where that is nothing at all, nobody sends."""
+
+    many: Sequence[int]
+    """By rank, of the tokens that it has."""
+    own: Tensor | None
+    """Which of this rank's, by number; None: all."""
+
+    def of(self, x: Tensor) -> Tensor:
+        """Those of ``x`` ``[batch, own seq, ..]``."""
+        return x if self.own is None else x.index_select(1, self.own)
+
+    def add(self, total: Tensor, x: Tensor) -> None:
+        """Add what is of those to ``total`` ``[batch, own seq, ..]``."""
+        total.add_(x) if self.own is None else total.index_add_(1, self.own, x)
 
 
 class Ring:
@@ -56,52 +73,59 @@ class Ring:
         many = sum(map(len, self.own))
         return [many // 2, many - many // 2]
 
-    def round(self, own: Tensor) -> Iterator[tuple[Ranges, Tensor]]:
-        """What every rank has for ``own``, this one's first and then those before it, each with the
-        places that rank has. The next is on its way meanwhile."""
+    @property
+    def all(self) -> Travel:
+        """All that ranks have."""
+        return Travel([sum(map(len, places)) for places in self.parts], None)
+
+    def round(self, own: Tensor, travel: Travel) -> Iterator[tuple[int, Tensor]]:
+        """``own``, and then what travels of it on every other rank, those before this one first,
+        each with the number of its rank. The next is on its way meanwhile."""
         position, size = self.group.position, self.group.size
-        held = own
-        for step in range(size):
+        held, steps = own, size if any(travel.many) else 1
+        for step in range(steps):
             arriving = None
-            if step + 1 < size:
-                arriving = self.passed_on(held, position - step - 1)
-            yield self.parts[(position - step) % size], held
+            if step + 1 < steps:
+                going = held if step else travel.of(own)
+                arriving = self.passed_on(going, travel.many[(position - step - 1) % size])
+            yield (position - step) % size, held
             if arriving is not None:
                 held = arriving()
 
     def returned(
         self,
         own: Tensor,
-        gradient: Callable[[Ranges, Tensor], Tensor],
+        travel: Travel,
+        gradient: Callable[[int, Tensor], Tensor],
         rest: Callable[[Tensor], object] | None = None,
     ) -> Tensor:
         """What every rank says is the gradient of this one's ``own``, added up as it goes round
         beside what it is of. This rank's own stays here; ``rest`` adds what was left of it, while
         the sum of the others' is on its way home."""
+        position, size = self.group.position, self.group.size
         found, coming = own, None
-        for step, (places, held) in enumerate(self.round(own)):
-            of_held = gradient(places, held)
+        for step, (number, held) in enumerate(self.round(own, travel)):
+            of_held = gradient(number, held)
             if not step:
                 found = of_held
                 continue
             if coming is not None:
                 of_held += coming()
-            coming = self.passed_on(of_held, self.group.position - step - 1)
+            coming = self.passed_on(of_held, travel.many[(position - step - 1) % size])
         if rest is not None:
             rest(found)
         if coming is not None:
-            found += coming()
+            travel.add(found, coming())
         return found
 
-    def passed_on(self, x: Tensor, number: int) -> Arriving[Tensor]:
-        """Start to give ``x`` ``[batch, seq, ..]`` to the next rank, and to get what is of the
-        places of the ``number``-th rank from the one before."""
+    def passed_on(self, x: Tensor, many: int) -> Arriving[Tensor]:
+        """Start to give ``x`` ``[batch, seq, ..]`` to the next rank, and to get so many tokens from
+        the one before."""
         position, size = self.group.position, self.group.size
         nothing = x[:, :0]
         parts, sizes = [nothing] * size, [nothing.shape] * size
-        seq = sum(map(len, self.parts[number % size]))
         parts[(position + 1) % size] = x.contiguous()
-        sizes[(position - 1) % size] = torch.Size((x.shape[0], seq, *x.shape[2:]))
+        sizes[(position - 1) % size] = torch.Size((x.shape[0], many, *x.shape[2:]))
         comm, ranks = self.group.comm, self.group.ranks
         arriving = comm.exchange(parts, sizes, name="keys", group=ranks)
         return lambda: arriving()[(position - 1) % size]
@@ -116,9 +140,9 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         mine, widths = _queries(q, k, v, ring), [k.shape[3], v.shape[3]]
         seen = _Seen(q, packed, ring)
-        for slots, held in ring.round(_held(k, v)):
-            sights = seen.of(slots)
-            for keys in _keys(seen.parts(slots), held, widths):
+        for number, held in ring.round(_held(k, v), seen.travel):
+            places, sights = seen.of(number)
+            for keys in _keys(places, held, widths):
                 for queries, sight in zip(mine, sights, strict=True):
                     queries.see(keys, sight)
         found = [queries.result() for queries in mine]
@@ -145,54 +169,75 @@ class _Attention(torch.autograd.Function):
         each = [*zip(mine, map(Gradients, d_results, log_sums, deltas, d_queries), strict=True)]
         own = _held(k, v)
 
-        def add(some: slice, places: Ranges, held: Tensor, d_held: Tensor) -> Tensor:
-            parts, sights = seen.parts(places), seen.of(places)
-            of_both = (_keys(parts, x, widths) for x in (held, d_held))
+        def add(some: slice, number: int, held: Tensor, d_held: Tensor) -> Tensor:
+            places, sights = seen.of(number)
+            of_both = (_keys(places, x, widths) for x in (held, d_held))
             for keys, d_keys in zip(*of_both, strict=True):
                 for (queries, so_far), sight in zip(each[some], sights[some], strict=True):
                     queries.gradients(keys, sight, so_far, d_keys)
             return d_held
 
-        def gradient(places: Ranges, held: Tensor) -> Tensor:
+        def gradient(number: int, held: Tensor) -> Tensor:
             some = slice(1) if held is own else slice(None)
-            return add(some, places, held, torch.zeros_like(held, dtype=wide))
+            return add(some, number, held, torch.zeros_like(held, dtype=wide))
 
-        rest = partial(add, slice(1, None), ring.own, own)
-        d_held = ring.returned(own, gradient, rest)
+        rest = partial(add, slice(1, None), ring.group.position, own)
+        d_held = ring.returned(own, seen.travel, gradient, rest)
         d_k, d_v = (from_head(x.to(k.dtype), batch) for x in torch.split(d_held, widths, dim=2))
         d_q = torch.cat([_by_token(x.to(q.dtype), batch) for x in d_queries], dim=1)
         return d_q, d_k, d_v, None, None
 
 
 class _Seen:
-    """What the halves of this rank's queries see of the keys of each rank.
+    """What the halves of this rank's queries see of the keys of each rank, and what of these goes
+    round: with documents that is what other ranks' queries see.
 
-    Where tokens are computed in their own places, those are what keys are told by. Else those of a
-    rank ascend, so what a query sees of them is again from one number up to another.
+    Then keys are numbered among those that are there. Tokens of a rank ascend, so what a query sees
+    of them is again from one number up to another.
     """
 
     def __init__(self, q: Tensor, packed: Packed | None, ring: Ring) -> None:
-        self._places = None if packed is None else packed.places
-        if packed is None or packed.places is None:
-            sight = Sight.of(q, packed, ring.own, causal=ring.causal)
+        self._places, self._tokens = ring.parts, list[Tensor]()
+        if packed is None:
+            sight, self.travel = Sight.of(q, None, ring.own, causal=ring.causal), ring.all
         else:
-            own = tokens_in(packed.places, ring.own).sort(dim=1).values
+            of_ranks = _by_rank(packed, ring.parts)
+            own = of_ranks[ring.group.position]
+            rows = _seen_by_others(packed, of_ranks, causal=ring.causal)
+            self.travel = Travel([*map(len, rows)], rows[ring.group.position])
+            self._tokens = [
+                x if x is own else x[:, some] for x, some in zip(of_ranks, rows, strict=True)
+            ]
             sight = Sight.moved(packed, own, causal=ring.causal)
         self._sights = sight.split(ring.halves)
 
-    def parts(self, slots: Ranges) -> Ranges:
-        """How the keys of a rank are numbered."""
-        if self._places is None:
-            return slots
-        many = sum(map(len, slots))
-        return range(many // 2), range(many // 2, many)
+    def of(self, number: int) -> tuple[Ranges, list[Sight]]:
+        """How the keys of a rank are numbered, part by part, and what each half sees of them."""
+        if not self._tokens:
+            return self._places[number], self._sights
+        theirs = self._tokens[number]
+        return (range(theirs.shape[1]),), [sight.among(theirs) for sight in self._sights]
 
-    def of(self, slots: Ranges) -> list[Sight]:
-        """By such numbers, of each half."""
-        if self._places is None:
-            return self._sights
-        theirs = tokens_in(self._places, slots).sort(dim=1).values
-        return [sight.among(theirs) for sight in self._sights]
+
+def _by_rank(packed: Packed, parts: Sequence[Ranges]) -> list[Tensor]:
+    """Which tokens ``[batch, n]`` of each sample ranks have, ascending."""
+    places = packed.places
+    if places is None:
+        places = torch.arange(packed.first.shape[1]).expand_as(packed.first)
+    return [tokens_in(places, slots).sort(dim=1).values for slots in parts]
+
+
+def _seen_by_others(packed: Packed, of_ranks: Sequence[Tensor], *, causal: bool) -> list[Tensor]:
+    """By rank, which of its tokens, by number, queries of other ranks see in some sample."""
+    owner = torch.empty_like(packed.first)
+    for number, tokens in enumerate(of_ranks):
+        owner.scatter_(1, tokens, number)
+    run = torch.zeros_like(owner)
+    run[:, 1:] = (owner[:, 1:] != owner[:, :-1]).cumsum(1)  # of tokens that one rank has
+    seen = torch.searchsorted(run, run, right=True) < packed.ends
+    if not causal:
+        seen |= torch.searchsorted(run, run) > packed.first
+    return [seen.gather(1, tokens).any(0).nonzero()[:, 0] for tokens in of_ranks]
 
 
 def tokens_in(places: Tensor, slots: Ranges) -> Tensor:

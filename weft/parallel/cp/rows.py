@@ -58,8 +58,8 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         queries, seq = _rows(q, k), sum(sum(map(len, places)) for places in ring.parts)
         scores = queries.new_empty((*queries.shape[:2], seq), dtype=wide_dtype(q))
-        for places, held in ring.round(k):
-            for columns, keys in _columns(places, held):
+        for number, held in ring.round(k, ring.all):
+            for columns, keys in _columns(ring.parts[number], held):
                 scores[..., columns] = torch.bmm(queries, keys.mT)
         scores *= q.shape[-1] ** -0.5
         if hidden is not None:
@@ -67,8 +67,8 @@ class _Attention(torch.autograd.Function):
             by_sample.masked_fill_(hidden[:, None], -torch.inf)
         p = torch.softmax(scores, dim=-1).to(q.dtype)
         mixed = queries.new_zeros((*queries.shape[:2], v.shape[3]), dtype=wide_dtype(q))
-        for places, held in ring.round(v):
-            for columns, values in _columns(places, held):
+        for number, held in ring.round(v, ring.all):
+            for columns, values in _columns(ring.parts[number], held):
                 mixed += torch.bmm(p[..., columns], values)
         ctx.save_for_backward(q, k, v, p)
         ctx.ring = ring
@@ -83,25 +83,25 @@ class _Attention(torch.autograd.Function):
         queries, d_rows = _rows(q, k), _rows(grad, k)
         d_p, d_q = torch.empty_like(p), torch.zeros_like(queries, dtype=wide)
 
-        def of_values(places: Ranges, held: Tensor) -> Tensor:
+        def of_values(number: int, held: Tensor) -> Tensor:
             found = []
-            for columns, values in _columns(places, held):
+            for columns, values in _columns(ring.parts[number], held):
                 d_p[..., columns] = torch.bmm(d_rows, values.mT)
                 found.append(torch.bmm(p[..., columns].mT, d_rows).to(wide))
             return from_head(torch.cat(found, dim=1), batch)
 
-        d_v = ring.returned(v, of_values)
+        d_v = ring.returned(v, ring.all, of_values)
         d_scores = torch._softmax_backward_data(d_p, p, -1, p.dtype)
         d_scores *= q.shape[-1] ** -0.5
 
-        def of_keys(places: Ranges, held: Tensor) -> Tensor:
+        def of_keys(number: int, held: Tensor) -> Tensor:
             found = []
-            for columns, keys in _columns(places, held):
+            for columns, keys in _columns(ring.parts[number], held):
                 d_q.add_(torch.bmm(d_scores[..., columns], keys))
                 found.append(torch.bmm(d_scores[..., columns].mT, queries).to(wide))
             return from_head(torch.cat(found, dim=1), batch)
 
-        d_k = ring.returned(k, of_keys)
+        d_k = ring.returned(k, ring.all, of_keys)
         return _by_token(d_q, q), d_k.to(k.dtype), d_v.to(v.dtype), None, None
 
 
