@@ -37,6 +37,8 @@ MIXED = [
           domains=((0, 1), (2,))), "chipb | cpu"),
     (Case("domains", shares=(4, 2), dp=((2,), (2,)), domains=((2, 3), (0, 1))), "cpu | chipb"),
     (Case("zero1-across", shares=(4, 2), zero=1), "cpu | chipb"),
+    (Case("zero1-a-host-keeps", shares=(6, 0), dp=((2,), (1,)), zero=1, tied=True,
+          state_shares=((0, 0), (1,))), "chipb | cpu"),
     (Case("zero2-across-tied", shares=(4, 2), dp=((2,), (1,)), zero=2, tied=True), "cpu | chipb"),
     (
         Case("zero3-on-chips", shares=(6,), dp=((1, 2),), layers=((1, 3),), zeros=(0, 3)),

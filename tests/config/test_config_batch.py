@@ -47,6 +47,14 @@ def test_one_pipeline_has_no_shares_to_speak_of() -> None:
     )
 
 
+def test_somebody_takes_samples() -> None:
+    with pytest.raises(ConfigError) as caught:
+        derive_batch(BatchConfig(samples=8, micro=2), (0, 0))
+    assert str(caught.value) == (
+        "plan.pipelines.share = [0, 0]: expected a number above 0 for some pipeline."
+    )
+
+
 @given(_SMALL, _SMALL, st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_any_two_give_the_third(micro: int, accumulation: int, shares: list[int]) -> None:
     whole = derive_batch(BatchConfig(micro=micro, accumulation=accumulation), shares)

@@ -518,6 +518,13 @@ UNEVEN = [
          family="gpt2", dropout=0.2, sample_shares=((2, 1),), state_shares=((1, 0, 4, 3),)),
     Case("pipelines-zero2-one-keeps-all", shares=(4, 2), dp=((1,), (1,)), zero=2,
          state_shares=((0,), (1,))),
+    *(
+        Case(f"zero{level}-one-only-keeps", shares=(6, 0), dp=((2,), (1,)), microbatch=4,
+             zero=level, tied=level == 2, state_shares=((0, 0), (1,)))
+        for level in (1, 2)
+    ),
+    Case("pp2-zero1-one-only-keeps", shares=(5, 0), dp=((1, 1), (1,)), layers=((2, 2), (4,)),
+         zero=1, state_shares=((2,), (3,))),
     Case("pipelines-tp2-zero1-each-keeps-a-part", shares=(4, 2), dp=((1,), (1,)), tp=((2,), (2,)),
          zero=1, state_shares=((1, 0), (0, 1))),
     Case("unlike-pipelines-zero1-uneven", shares=(6, 2), dp=((1, 2), (1,)), tp=((2, 1), (3,)),

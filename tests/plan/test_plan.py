@@ -25,6 +25,15 @@ def data_parallel(shares: list[int], *, microbatch: int = 2, dp: int = 1, layers
     return Plan(num_layers=layers, pipelines=tuple(pipelines))
 
 
+def keeping(plan: Plan, *shares: tuple[int, ...]) -> Plan:
+    """With ZeRO 1, and what each pipeline's ranks keep of the state."""
+    pipelines = []
+    for pipeline, weights in zip(plan.pipelines, shares, strict=True):
+        stages = (replace(each, zero=1, state_shares=weights) for each in pipeline.stages)
+        pipelines.append(replace(pipeline, stages=tuple(stages)))
+    return replace(plan, pipelines=tuple(pipelines))
+
+
 @pytest.mark.parametrize("order", list(permutations(AXES[:3])))
 def test_coordinates_and_ranks_are_a_bijection_in_every_order(order: tuple[str, ...]) -> None:
     sizes = dict.fromkeys(AXES, 1) | dict(zip(AXES, (2, 3, 4), strict=False))
@@ -107,8 +116,18 @@ REFUSED = {
         lambda p: replace(p, pipelines=(replace(p.pipelines[0], samples=5),)),
     ),
     "no microbatch": (
-        "at least 1 of each",
+        "0 samples or more, and at least 1 in a microbatch",
         lambda p: replace(p, pipelines=(replace(p.pipelines[0], microbatch=0),)),
+    ),
+    "nothing to do": (
+        "pipelines[1].stages[0].zero = 0: expected 1 or 2. It takes no samples, so all it could do "
+        "is keep and update a part of the state.",
+        lambda p: data_parallel([6, 0]),
+    ),
+    "nothing to keep": (
+        "pipelines[1].stages[0].state_shares = [0]: expected a weight above 0 for some of its "
+        "ranks",
+        lambda p: keeping(data_parallel([6, 0]), (1,), (0,)),
     ),
     "empty": ("at least one pipeline", lambda p: replace(p, pipelines=())),
     "no stages": (

@@ -84,6 +84,17 @@ def test_unlike_pipelines_wait_for_the_last() -> None:
     assert 1 < both.stretch < 1.05
 
 
+def test_who_only_keeps_updates_when_the_others_have_computed() -> None:
+    one = plan([0, 32], dp=8, tp=1, samples=32, zero=1, state_shares=(0,) * 8).pipelines[0]
+    stage = replace(one.stages[0], mesh=Mesh.of(range(8, 16), dp=8), state_shares=())
+    keeper = replace(one, stages=(stage,), samples=0)
+    both = time_of_plan(Plan(num_layers=32, pipelines=(one, keeper)), SPEC, MIXED, seq_len=SEQ)
+    worked, kept = both.timelines
+    assert (kept.step_s, kept.busy_s) == (0, (0,))
+    assert both.once_s[1] > both.once_s[0]
+    assert both.step_s == pytest.approx(both.stretch * (worked.step_s + both.once_s[1]))
+
+
 def test_recomputation_and_level_3_cost_time() -> None:
     base = seconds(plan([0, 32], dp=8, tp=1), ALIKE)
     assert base * 1.2 < seconds(plan([0, 32], dp=8, tp=1, recompute="full"), ALIKE) < base * 1.4

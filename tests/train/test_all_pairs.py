@@ -25,7 +25,7 @@ from weft.train.saving import restore, save
 SAVED_AFTER = 2
 PLANS = [
     Case("one", shares=(6,), microbatch=3),
-    Case("pipelines-2-1-zero1", shares=(4, 2), zero=1),
+    Case("pipelines-one-only-keeps", shares=(6, 0), zero=1, state_shares=((1,), (2,))),
     Case("dp2-zero3-uneven", shares=(6,), dp=((2,),), microbatch=3, zero=3,
          sample_shares=((2, 1),), state_shares=((0, 1),)),
     Case("tp3-uneven-heads", shares=(6,), dp=((1,),), tp=((3,),), microbatch=6),

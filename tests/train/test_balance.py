@@ -44,6 +44,7 @@ def plan_of(*samples: int, microbatch: int = 2, in_flight: tuple[int, ...] = ())
         ((8, 8, 8), (1.0, 2.0, 4.0), (14, 7, 3)),
         ((8, 8), (1.0, 1000.0), (14, 2)),  # a micro-batch at least
         ((1, 15), (1.0, 1.0), (1, 15)),
+        ((8, 0, 8), (1.0, 0.0, 3.0), (12, 0, 4)),  # one only keeps
     ],
 )
 def test_samples_go_by_speed(

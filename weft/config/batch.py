@@ -36,6 +36,10 @@ def derive_batch(
     if len(given) != 2:
         raise _not_two(given, origins or {})
     total = sum(shares)
+    if not total:
+        raise ConfigError(
+            "plan.pipelines.share", list(shares), "a number above 0 for some pipeline"
+        )
     times = f" x shares {total}" if total > 1 else ""
     if "samples" not in given:
         samples = given["micro"] * given["accumulation"] * total

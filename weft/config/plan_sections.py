@@ -130,8 +130,9 @@ Stages = Annotated[tuple[StageConfig, ...], Field(min_length=1)]
 class PipelineConfig(Section):
     """A whole copy of the model cut into stages, and its part of every batch."""
 
-    share: Count = 1
-    """Part of every batch that it takes, as a number of `plan.shares` does."""
+    share: Whole = 1
+    """Part of every batch that it takes, as a number of `plan.shares` does. 0: it computes nothing,
+    and keeps and updates what `zero` gives it, as a host with much memory can for small cards."""
     micro: Count | None = None
     """Samples of one of its micro-batches, the last of a step may have less; null is
     `batch.micro`."""

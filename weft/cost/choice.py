@@ -244,9 +244,10 @@ def choice_of(
     """
     stage = pipeline.stages[number]
     axes = tuple((name, size) for name, size in stage.mesh.axes if size > 1)
-    samples = most_samples(stage, pipeline.microbatch, rank)
+    micro = pipeline.size_of(0)
+    samples = most_samples(stage, micro, rank)
     part_of_experts = _expert_part(stage.mesh, rank)
-    mean = pipeline.microbatch / stage.mesh.sample_ways if stage.sample_shares else samples
+    mean = micro / stage.mesh.sample_ways if stage.sample_shares else samples
     return StageChoice(
         work=StageWork(
             layers=stage.layers,

@@ -173,8 +173,9 @@ class Gradients:
         for sums in self._sums:
             sums.begin()
         self._line.next = 0
-        if not self._awaited:  # the other ranks need not wait for this one's zeros
-            self._reduce_full()
+        if not self._awaited:
+            self.settle()  # no forward of this rank does
+            self._reduce_full()  # the others need not wait for its zeros
 
     def finish(self) -> None:
         """Wait until every gradient is the sum over all ranks, and set each ``grad``."""

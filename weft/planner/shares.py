@@ -24,13 +24,14 @@ def balanced(plan: Plan, seconds: Sequence[float]) -> Plan:
     Args:
         seconds: That each pipeline took for its samples, without waiting for others.
     """
-    each = [pipeline.samples / took for pipeline, took in zip(plan.pipelines, seconds, strict=True)]
+    both = zip(plan.pipelines, seconds, strict=True)
+    each = [pipeline.samples / took if pipeline.samples else 0.0 for pipeline, took in both]
     # All ranks keep some, and as many micro-batches as are to be in flight.
     under_way = [max(p.in_flight, default=1) * p.microbatch for p in plan.pipelines]
     least = [min(p.samples, most) for p, most in zip(plan.pipelines, under_way, strict=True)]
-    weights = [max(round(GRAIN * speed / max(each)), 1) for speed in each]
+    weights = [max(round(GRAIN * speed / max(each)), 1) if speed else 0 for speed in each]
     shares = _above(split_by_weight(plan.global_batch, weights), least)
-    after = max(share / speed for share, speed in zip(shares, each, strict=True))
+    after = max(share / speed for share, speed in zip(shares, each, strict=True) if speed)
     if after > (1 - LEAST_SAVING) * max(seconds):
         return plan
     return with_shares(plan, shares)

@@ -70,7 +70,7 @@ def staged_plan(
         layout = _layout(plan, asked, where)
         samples = asked.share * batch.accumulation * batch.micro
         micro = asked.micro or batch.micro
-        if micro > samples:
+        if micro > samples > 0:
             raise ConfigError(f"{where}micro", micro, f"at most the samples it takes ({samples})")
         counts = _layer_counts(asked.stages, layout, num_layers, where)
         _refuse_without_effect(asked.stages, layout, counts, micro, where)

@@ -262,11 +262,13 @@ def _keep_all(stages: Sequence[StagePlan], domain: Collection[int]) -> bool:
 
 
 def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None:
-    if pipeline.samples < 1 or pipeline.microbatch < 1:
+    if pipeline.samples < 0 or pipeline.microbatch < 1:
         value = {"samples": pipeline.samples, "microbatch": pipeline.microbatch}
-        raise ConfigError(where, value, "at least 1 of each")
+        raise ConfigError(where, value, "0 samples or more, and at least 1 in a microbatch")
     if not pipeline.stages:
         raise ConfigError(f"{where}.stages", [], "at least one stage")
+    if not pipeline.samples:
+        _check_keeper(where, pipeline)
     _check_layers(where, pipeline, num_layers)
     _check_positions(where, pipeline)
     check_in_flight(f"{where}.in_flight", pipeline)
@@ -274,7 +276,7 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
     for s, stage in enumerate(pipeline.stages):
         if stage.passes < 1:
             raise ConfigError(f"{where}.stages[{s}].passes", stage.passes, "at least 1")
-        micro = min(pipeline.microbatch, pipeline.samples)
+        micro = min(pipeline.microbatch, pipeline.samples) or pipeline.microbatch
         check_shares(f"{where}.stages[{s}]", stage, micro)
         keys = f"{where}.stages[{s}].mesh", f"{where}.stages[{s}].passes"
         refuse_idle_work(keys, dict(stage.mesh.axes), stage.passes, micro, stage.sample_shares)
@@ -283,6 +285,17 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
         check_scores(f"{where}.stages[{s}].scores", stage)
         check_experts(f"{where}.stages[{s}]", stage)
         check_chunks(f"{where}.stages[{s}].recompute", stage)
+
+
+def _check_keeper(where: str, pipeline: PipelinePlan) -> None:
+    """Who computes nothing keeps something."""
+    for s, stage in enumerate(pipeline.stages):
+        if not stage.zero or (stage.state_shares and not any(stage.state_shares)):
+            key = "state_shares" if stage.zero else "zero"
+            hint = "It takes no samples, so all it could do is keep and update a part of the state."
+            expected = "a weight above 0 for some of its ranks" if stage.zero else "1 or 2"
+            value = list(stage.state_shares) if stage.zero else 0
+            raise ConfigError(f"{where}.stages[{s}].{key}", value, expected, hint)
 
 
 def check_shares(where: str, stage: StagePlan, micro: int) -> None:

@@ -53,6 +53,8 @@ def simulate_plan(
     Args:
         borders: As ``PipelinePlan.borders`` has them. Stages of one position hand on for nothing.
     """
+    if not pipeline.samples:
+        return Timeline(((),) * len(pipeline.positions()))
     pattern = Pattern.of(pipeline)
     tape, last = tape_of(pattern), last_size(pipeline.samples, pipeline.microbatch)
     spans: list[list[Span]] = [[] for _ in range(tape.num_positions)]

@@ -126,9 +126,11 @@ class StepTime:
 
     @property
     def step_s(self) -> float:
-        """Until the last pipeline is done; all wait for it."""
+        """Until the last pipeline is done; all wait for it. One that only keeps has the sums once
+        the others have computed them."""
+        computed_s = max(timeline.step_s for timeline in self.timelines)
         both = zip(self.timelines, self.once_s, strict=True)
-        return self.stretch * max(timeline.step_s + once for timeline, once in both)
+        return self.stretch * max((line.step_s or computed_s) + once for line, once in both)
 
     def busy_s(self, plan: Plan) -> tuple[float, ...]:
         """How long each rank of the plan computes.

@@ -372,15 +372,14 @@ def evaluate(run: Run, data: Dataset, positions: np.ndarray) -> Evaluation:
     Collective. The result is the same on every rank.
     """
     ranges = run.plan.rank_plan(run.comm.rank).microbatches()
+    own = np.array([place for part in ranges for place in part], dtype=np.int64)
+    sizes, restart = list(map(len, ranges)), run.config.data.restart_positions
     totals = torch.zeros(2, dtype=torch.float64, device=run.comm.device)
     for low in range(0, len(positions), run.plan.global_batch):
         window = positions[low : low + run.plan.global_batch]
         filled = np.resize(window, run.plan.global_batch)
-        parts = [filled[part.start : part.stop] for part in ranges]
-        batch = data.batch(np.concatenate(parts))
-        is_real = np.concatenate([np.arange(p.start, p.stop) < len(window) for p in ranges])
-        batch.weights[~is_real] = 0
-        sizes, restart = [len(part) for part in parts], run.config.data.restart_positions
+        batch = data.batch(filled[own])
+        batch.weights[own >= len(window)] = 0
         microbatches = cut(batch, sizes, run.comm.device, restart=restart)
         totals += run.built.executor.evaluate(microbatches)
     run.comm.all_reduce(totals, name="evaluation totals")

@@ -106,6 +106,8 @@ class _Work(NamedTuple):
 
 
 def _work_of(schedule: Schedule, position: int, heads: int) -> _Work:
+    if not schedule[position]:  # it only keeps
+        return _Work((), (), ())
     clocks = Clocks(schedule, heads=heads)
     return _Work(schedule[position], receives(clocks)[position], releases(clocks, position))
 
