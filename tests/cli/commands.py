@@ -12,10 +12,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cli.warm import WarmProcess
+
 from weft.checkpoint.agent.client import AGENT
+
+COLD = (sys.executable, "-m", "weft")
+"""Weft as a shell starts it."""
 
 TIMEOUT_S = 600.0
 """For whatever is waited for, on a machine that may be very busy."""
@@ -53,7 +59,7 @@ def write_inputs(folder: Path) -> None:
 class Command:
     """A command that runs in a session of its own."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | WarmProcess
     out: Path
     """The run folder."""
 
@@ -132,26 +138,37 @@ def started(
     folder: Path,
     out: str,
     *arguments: str,
-    launcher: str = "-m weft",
-    program: Sequence[str] = (sys.executable,),
+    program: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Command]:
-    """``weft train tiny.yaml --out OUT ...`` in ``folder``; nothing of it is left afterwards."""
-    process = subprocess.Popen(
-        [*program, *launcher.split(), "train", "tiny.yaml", "--out", out, *arguments],
+    """``weft train tiny.yaml --out OUT ...`` in ``folder``; nothing of it is left afterwards.
+
+    Args:
+        program: What to start as a new process; by default ``weft`` is forked from a warm one.
+    """
+    words = ["train", "tiny.yaml", "--out", out, *arguments]
+    variables = ENVIRONMENT | dict(environment or {})
+    start = partial(_new, program) if program else WarmProcess
+    command = Command(start(words, folder, variables), folder / out)
+    try:
+        yield command
+    finally:
+        _kill(command.alive() + command.agents())
+        command.process.communicate()
+
+
+def _new(
+    program: Sequence[str], words: Sequence[str], folder: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*program, *words],
         cwd=folder,
-        env=ENVIRONMENT | dict(environment or {}),
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    command = Command(process, folder / out)
-    try:
-        yield command
-    finally:
-        _kill(command.alive() + command.agents())
-        process.communicate()
 
 
 def has_begun(agent: int) -> bool:

@@ -116,7 +116,7 @@ class Ray:
 
     address: str
     program: Sequence[str]
-    """Runs Python where one of its nodes is."""
+    """Weft where one of its nodes is."""
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def on_machines(folder: Path, nodes: Sequence[Machine]) -> Ray:
         if "timed out during startup" in done.stderr:
             pytest.skip("Ray gives a node 30 s to start, and this machine is busy")
         assert done.returncode == 0, done.stdout + done.stderr
-    return Ray(address, head.enter(sys.executable))
+    return Ray(address, head.enter(*commands.COLD))
 
 
 @contextmanager
@@ -158,7 +158,7 @@ def here_alone() -> Iterator[Ray]:
     cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
     try:
         cluster.add_node(**small)
-        yield Ray(cluster.address, (sys.executable,))
+        yield Ray(cluster.address, commands.COLD)
     finally:
         cluster.shutdown()
 

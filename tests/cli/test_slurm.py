@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -97,7 +96,7 @@ class Slurm:
         self, here: Path, srun: Sequence[str], *asked: str
     ) -> AbstractContextManager[commands.Command]:
         """``srun`` alone starts all: no torchrun, and no address given."""
-        program = self.hosts[0].enter("srun", *srun, sys.executable)
+        program = self.hosts[0].enter("srun", *srun, *commands.COLD)
         environment = {"SLURM_CONF": str(self._file), "TORCH_CPP_LOG_LEVEL": "ERROR"}
         words = (*ASKED, "plan.shares=[1,1,1,1]", *asked)
         return commands.started(here, "mine", *words, program=program, environment=environment)

@@ -54,7 +54,7 @@ def test_lost_ranks_are_replaced_and_the_others_stay(here: Path, whole_run: Whol
     nothing is on the disk."""
     victims, seen = {6: 1, 12: 0}, []
     python = (sys.executable, "-c", PATIENT)
-    with commands.started(here, "mine", *IN_MEMORY, launcher="", program=python) as command:
+    with commands.started(here, "mine", *IN_MEMORY, program=python) as command:
         for step, victim in victims.items():
             command.wait_for_step(step)
             seen.append(command.ranks())
@@ -307,7 +307,8 @@ def test_signals_of_job_systems(here: Path, whole_run: WholeRun) -> None:
 def test_ctrl_c_stops_and_other_shares_go_on(here: Path, whole_run: WholeRun) -> None:
     """A terminal sends SIGINT to every process of the job at once."""
     out = here / "mine"
-    with commands.started(here, "mine", "compute.precision=fp64") as command:
+    asked = "compute.precision=fp64"
+    with commands.started(here, "mine", asked, program=commands.COLD) as command:
         command.wait_for_step(3)
         assert command.interruptible() == [command.process.pid], "the command passes it on"
         os.killpg(command.process.pid, signal.SIGINT)

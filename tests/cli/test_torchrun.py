@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from ports import free_port
 
 from weft.cli.main import run
 
-TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node"
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
 def test_torchrun_computes_what_weft_computes(
@@ -20,7 +21,7 @@ def test_torchrun_computes_what_weft_computes(
 ) -> None:
     """Stopped by SIGTERM to torchrun, as job systems do, it goes on where it saved."""
     out = here / "mine"
-    with commands.started(here, "mine", launcher=f"{TORCHRUN} 2 -m weft") as command:
+    with commands.started(here, "mine", program=(*TORCHRUN, "2", "-m", "weft")) as command:
         command.wait_for_step(5)
         assert run(["train", "tiny.yaml", "--out", "mine"]) == 2
         assert "no other `weft train` is working in" in capsys.readouterr().err
@@ -39,8 +40,8 @@ def test_torchrun_computes_what_weft_computes(
 def test_a_refusal_is_printed_once_and_leaves_nothing(here: Path) -> None:
     before = commands.contents(here)
     arguments = ("data.path=none.txt", "--quiet")
-    launcher = f"{TORCHRUN} 2 -m weft"
-    with commands.started(here, "mine", *arguments, launcher=launcher) as command:
+    program = (*TORCHRUN, "2", "-m", "weft")
+    with commands.started(here, "mine", *arguments, program=program) as command:
         code, output, errors = command.finish()
     assert (code, output) == (1, "")  # torchrun's own code for a rank that ended with 2
     assert errors.count("error: data.path = 'none.txt': expected a file or a folder") == 1
