@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from parity.cases import Case
 from tiers.test_state_of_runs import bits
@@ -187,4 +188,4 @@ def test_a_run_goes_on_with_experts_elsewhere(tmp_path: Path, pool: WorkerPool) 
     kept, found = bits(one), bits(two)
     assert kept.keys() == found.keys()
     for name, values in kept.items():
-        assert found[name] == pytest.approx(values, rel=1e-10, abs=1e-14), name
+        np.testing.assert_allclose(found[name], values, rtol=1e-10, atol=1e-14, err_msg=name)
