@@ -16,6 +16,7 @@ from api.scripts import run_script
 from torch import nn
 
 import weft
+from weft.cluster.cluster import catalogue
 from weft.config.errors import ConfigError
 from weft.elastic.pool import WorkerPool
 from weft.parallel.fp8.linear import ScaledLinear
@@ -113,6 +114,34 @@ def test_fp8_multiplies_in_eight_bits() -> None:
     assert found[-1] < 0.9 * found[0]
     with pytest.raises(ConfigError, match="a model with nn"):
         weft.weave(*model_and_optimizer(), loss=squares, precision="fp8")
+
+
+def test_a_device_without_units_for_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused as in a configuration, unless it is asked for by name."""
+    x, y = torch.randn(8, 3).bfloat16(), torch.randn(8, 2).bfloat16()
+
+    def step(**asked: bool) -> float:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 2))
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        return weft.weave(model, sgd, loss=squares, precision="fp8", **asked).step((x, y)).item()
+
+    usual = step()
+    old, new = catalogue()["A100-SXM4-80GB"], catalogue()["H100-SXM5-80GB"]
+    monkeypatch.setattr("weft.api.units._chip_of", lambda _: old)
+    with pytest.raises(ConfigError) as caught:
+        step()
+    assert str(caught.value) == (
+        "precision = 'fp8': expected a precision that A100-SXM4-80GB has units for (bf16, fp16, "
+        "tf32, fp32). Take bf16; emulate_fp8=True rounds as fp8 does and multiplies as bf16, "
+        "slower than bf16."
+    )
+    assert step(emulate_fp8=True) == usual
+    monkeypatch.setattr("weft.api.units._chip_of", lambda _: new)
+    assert step() == usual
+    idle = "false where nothing is emulated .fp8 on H100-SXM5-80GB."
+    with pytest.raises(ConfigError, match=f"emulate_fp8 = true: expected {idle}"):
+        step(emulate_fp8=True)
 
 
 def test_scales_of_earlier_steps_are_saved_with_the_model() -> None:

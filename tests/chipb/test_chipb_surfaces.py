@@ -1,5 +1,6 @@
 """The Python surfaces on processors and chips together: a list of layers, and a plain model."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ from weft.api.layer_list import Layer
 from weft.api.weave import woven
 from weft.api.weave_layers import build_layers
 from weft.comm.address import RankAddress
+from weft.config.errors import ConfigError
 from weft.elastic.pool import WorkerPool
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
@@ -88,3 +90,44 @@ def test_matches_one_processor(job: object, plan: Plan, families: str, chips: Wo
     assert len(set(alone)) == STEPS, "the losses never changed"
     for losses in chips.run(with_chips, job, on(plan, families), world_size=plan.world_size):
         assert losses == pytest.approx(alone, rel=TOLERANCE)
+
+
+def in_eight_bits(address: RankAddress, plan: Plan, *, emulate: bool) -> list[str]:
+    """What is said of products in eight bits, where both ways of asking for them are refused."""
+    comm, _ = join_plan(address, plan)
+    said = []
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 3)).to(comm.device)
+    for make in (
+        lambda: woven(
+            model,
+            OPTIMIZER(model.parameters()),
+            comm,
+            loss=lambda m, b: squares(m(b[0]), b[1]),
+            precision="fp8",
+            emulate_fp8=emulate,
+        ),
+        lambda: build_layers(LAYERS, OPTIMIZER, comm, loss=squares, plan=plan, emulate_fp8=emulate),
+    ):
+        try:
+            make()
+        except ConfigError as error:
+            said.append(str(error))
+    comm.close()
+    return said
+
+
+def test_no_units_for_eight_bits(chips: WorkerPool) -> None:
+    """Also where only another process lacks them; a processor emulates without being asked."""
+    eight = plan_of((4, 2), (4,)).each(lambda stage: replace(stage, precision="fp8"))
+    mixed, cpus = on(eight, "cpu | chipb"), on(eight, "cpu | cpu")
+    refusal = (
+        "precision = 'fp8': expected a precision that chipb has units for. Take bf16; "
+        "emulate_fp8=True rounds as fp8 does and multiplies as bf16, slower than bf16."
+    )
+    for plan, emulate, expected in (
+        (mixed, False, 2 * [refusal]),
+        (mixed, True, []),
+        (cpus, False, []),
+    ):
+        job = partial(in_eight_bits, emulate=emulate)
+        assert chips.run(with_chips, job, plan, world_size=2) == 2 * [expected]

@@ -40,6 +40,7 @@ from weft.api.refusals import (
     refuse_whole_rules,
 )
 from weft.api.scales import keep_scales
+from weft.api.units import refuse_no_units
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.axes import INNER_AXES, NAMES
@@ -67,6 +68,7 @@ def weave(
     loss: Loss | None = None,
     plan: Plan | Literal["auto"] = "auto",
     precision: Precision | None = None,
+    emulate_fp8: bool = False,
     max_grad_norm: float | None = None,
 ) -> WovenEngine:
     """Make a model and its optimizer train over every process of the job.
@@ -83,6 +85,8 @@ def weave(
         precision: Dtype of the model; None leaves it as it is. With "fp8" it is bf16, and every
             ``nn.Linear`` in it multiplies in eight bits, with its parameters where they were; a
             subclass of ``nn.Linear`` does not.
+        emulate_fp8: Round to eight bits and multiply as bf16 on accelerators without units for
+            eight bits, which are refused otherwise; a processor always does.
         max_grad_norm: Clip gradients to this norm.
 
     Raises:
@@ -107,6 +111,7 @@ def weave(
         loss=loss or _forward,
         plan=None if plan == "auto" else plan,
         precision=precision,
+        emulate_fp8=emulate_fp8,
         max_grad_norm=max_grad_norm,
     )
 
@@ -119,12 +124,15 @@ def woven(
     loss: Loss,
     plan: Plan | None = None,
     precision: Precision | None = None,
+    emulate_fp8: bool = False,
     max_grad_norm: float | None = None,
 ) -> WovenEngine:
     """An engine among the processes of ``comm``, for what ``weave`` has checked. Collective."""
     planned = plan or _equal_parts(comm.world_size, precision)
     settings = {"precision": precision, "max_grad_norm": max_grad_norm, "plan": str(planned)}
+    settings["emulate_fp8"] = emulate_fp8
     start_alike(model, comm, **settings)
+    refuse_no_units(planned, comm, asked=emulate_fp8)
     trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
     dims = {name: param.ndim for name, param in trained.items()}
     refuse_whole_rules(copies_of(optimizer, trained), dims, planned, comm.device)

@@ -30,6 +30,7 @@ from weft.api.refusals import (
     refuse_whole_rules,
     refuse_woven,
 )
+from weft.api.units import refuse_no_units
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.axes import INNER_AXES, NAMES
@@ -56,6 +57,7 @@ def weave_layers(
     loss: ElementLoss,
     plan: Plan,
     seed: int = 0,
+    emulate_fp8: bool = False,
     max_grad_norm: float | None = None,
 ) -> WovenEngine:
     """Make a list of layers train over every process of the job. Each builds its own alone.
@@ -70,6 +72,7 @@ def weave_layers(
         loss: Losses of the last layer's output, not reduced.
         plan: Which layers are where, e.g. from ``weft.split``.
         seed: Of the initial values. Each layer starts from (seed, its number) alone.
+        emulate_fp8: As for ``weave``.
         max_grad_norm: Clip gradients to this norm.
 
     Raises:
@@ -82,7 +85,14 @@ def weave_layers(
     comm, _ = join_plan(address, plan)
     close_at_exit(comm)
     return build_layers(
-        layers, optimizer, comm, loss=loss, plan=plan, seed=seed, max_grad_norm=max_grad_norm
+        layers,
+        optimizer,
+        comm,
+        loss=loss,
+        plan=plan,
+        seed=seed,
+        emulate_fp8=emulate_fp8,
+        max_grad_norm=max_grad_norm,
     )
 
 
@@ -124,6 +134,7 @@ def build_layers(
     loss: ElementLoss,
     plan: Plan,
     seed: int = 0,
+    emulate_fp8: bool = False,
     max_grad_norm: float | None = None,
 ) -> WovenEngine:
     """This process's layers and engine, for what ``weave_layers`` has checked. Collective."""
@@ -131,7 +142,9 @@ def build_layers(
     specs = part.skeleton.param_specs()
     names = {spec.name for spec in specs}
     settings = {"seed": seed, "max_grad_norm": max_grad_norm, "plan": str(plan)}
+    settings["emulate_fp8"] = emulate_fp8
     refuse_unlike(comm, {**{spec.name: str([*spec.shape]) for spec in specs}, **settings})
+    refuse_no_units(plan, comm, asked=emulate_fp8)
     refuse_whole_rules(optimizer, {s.name: len(s.shape) for s in specs}, plan, comm.device)
     trained = {
         name: param

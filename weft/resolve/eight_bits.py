@@ -67,10 +67,17 @@ def computing_there(plan: Plan | None, precision: Precision, view: ClusterView) 
 
 
 def eight_bits_notes(computing: Sequence[Computing], *, asked: bool) -> Iterator[str]:
-    """What is emulated, in words.
+    """What is emulated, in words; as ``refuse_emulated``."""
+    refuse_emulated(computing, asked=asked, way=f"{KEY}=true")
+    for text in dict.fromkeys(each.words for each in computing if each.is_emulated):
+        yield f"{text} is emulated: rounded to eight bits, multiplied as bf16, slower than bf16"
 
+
+def refuse_emulated(computing: Sequence[Computing], *, asked: bool, way: str) -> None:
+    """
     Args:
         asked: To emulate where it has to be.
+        way: Of asking for it.
 
     Raises:
         ConfigError: nobody asked, and an accelerator lacks what its precision wants; or somebody
@@ -79,17 +86,16 @@ def eight_bits_notes(computing: Sequence[Computing], *, asked: bool) -> Iterator
     emulated = [each for each in computing if each.is_emulated]
     if asked and not emulated:
         names = ", ".join(dict.fromkeys(each.words for each in computing))
-        raise ConfigError(KEY, asked, f"false where nothing is emulated ({names})")
+        key, _, _ = way.partition("=")
+        raise ConfigError(key, asked, f"false where nothing is emulated ({names})")
     for each in emulated:
         if not (asked or each.chip is None or each.chip.device == HOST):
-            raise _lacking(each, each.chip)
-    for text in dict.fromkeys(each.words for each in emulated):
-        yield f"{text} is emulated: rounded to eight bits, multiplied as bf16, slower than bf16"
+            raise _lacking(each, each.chip, way)
 
 
-def _lacking(asked: Computing, chip: Chip) -> ConfigError:
+def _lacking(asked: Computing, chip: Chip, way: str) -> ConfigError:
     """What the chip has instead, and the ways out."""
     has = ", ".join(dtype for dtype in WIDER if chip.peak_flops(dtype))
     expected = f"a precision that {chip.name} has units for" + (f" ({has})" if has else "")
-    hint = f"Take bf16; {KEY}=true rounds as {asked.precision} does and multiplies as bf16, "
+    hint = f"Take bf16; {way} rounds as {asked.precision} does and multiplies as bf16, "
     return ConfigError(asked.key, asked.precision, expected, f"{hint}slower than bf16.")

@@ -58,7 +58,7 @@ class EightBits:
                 has_tokens = AXES[name].divides(SEQ, "inner")
                 groups = self._token_groups if has_tokens else self._groups
                 groups.append(AxisGroup(comm, rank_plan.group(name)))
-        self._by_tensor_cores = PLATFORMS[rank_plan.stage_plan.device].multiplies_fp8()
+        self._by_tensor_cores = PLATFORMS[comm.device.type].multiplies_fp8()
 
     def apply(self, module: nn.Module) -> nn.Module:
         """Replace linear layers in ``module``, once what it holds of them is settled. Returns it; a
