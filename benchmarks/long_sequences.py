@@ -179,7 +179,15 @@ def _least(ring: Attend, documents: Packed, seq: int) -> float:
     return least
 
 
-def around(address: RankAddress, seq: int, block_s: float, repeats: int) -> Taken:
+class Around(NamedTuple):
+    """Medians of one rank."""
+
+    wall_s: float
+    waited_s: float
+    """For messages."""
+
+
+def around(address: RankAddress, seq: int, block_s: float, repeats: int) -> Around:
     """Keys and values of one sample round a ring, forward, and backward with their gradients, by
     ranks that sleep so long for a block, as virtual chips do."""
     torch.set_num_threads(1)
@@ -190,39 +198,47 @@ def around(address: RankAddress, seq: int, block_s: float, repeats: int) -> Take
     parts = tuple(AXES["cp"].part(dim, len(ranks), rank) for rank in ranks)
     ring = Ring(Sum(AxisGroup(comm, ranks), parts[address.rank], parts, None), causal=True)
     own = torch.zeros(2 * KV_HEADS, seq // len(ranks), D_HEAD)
+    waits = []
 
     def gradient(_: object, held: Tensor) -> Tensor:
         time.sleep(block_s / 2 if held is own else block_s)
         return torch.zeros_like(held)
 
     def both() -> None:
+        before = comm.recorder.waited["keys"]
         for _ in ring.round(own, ring.all):
             time.sleep(block_s)
         ring.returned(own, ring.all, gradient, lambda _: time.sleep(block_s / 2))
+        waits.append(comm.recorder.waited["keys"] - before)
 
     found = timed(both, repeats)
     comm.close()
-    return found
+    return Around(found.wall_s, statistics.median(waits[1:]))
 
 
 def behind_blocks(pool: WorkerPool, seq: int, repeats: int) -> dict[str, Any]:
     """How much of a ring's traffic is hidden where a block takes longer than what travels beside
-    it, which is keys and gradients of twice the size in backward."""
+    it, which is keys and gradients of twice the size in backward: by what the rank that waits most
+    waits for messages, and by all that is not sleep, with what ranks copy and add themselves."""
     ranks = 4
 
-    def taken(block_s: float) -> float:
+    def taken(block_s: float) -> Around:
         found = pool.run(around, seq, block_s, repeats, world_size=ranks, timeout_s=600)
-        return max(each.wall_s for each in found)
+        return Around(*map(max, zip(*found, strict=True)))
 
     alone = taken(0.0)
-    block_s = 1.5 * alone / (ranks - 1)
+    block_s = 1.5 * alone.wall_s / (ranks - 1)
     with_blocks = taken(block_s)
+    beside = with_blocks.wall_s - 2 * ranks * block_s
     return {
         "name": f"a ring of {ranks} for {seq} tokens, behind blocks of sleep",
-        "traffic alone, s": alone,
+        "traffic alone, s": alone.wall_s,
+        "of it waited for": alone.waited_s,
         "a block, s": block_s,
-        "all, s": with_blocks,
-        "hidden": 1 - (with_blocks - 2 * ranks * block_s) / alone,
+        "waited with blocks": with_blocks.waited_s,
+        "hidden": 1 - with_blocks.waited_s / alone.waited_s,
+        "beside blocks": beside,
+        "hidden by the wall": 1 - beside / alone.wall_s,
     }
 
 

@@ -7,6 +7,7 @@ import torch
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
+from weft.comm.parts import flat_of
 from weft.elastic.pool import WorkerPool
 
 
@@ -100,6 +101,15 @@ def segments(
         (scatter.calls, scatter.bytes),
         (gather.calls, gather.bytes),
     )
+
+
+def test_one_message_alone_is_sent_from_where_it_lies() -> None:
+    nothing, message = torch.empty(0), torch.arange(6.0).view(2, 3)
+    sent = flat_of([nothing, message, nothing], [2, 1, 0])
+    assert sent.data_ptr() == message.data_ptr()
+    assert sent.tolist() == [0, 1, 2, 3, 4, 5]
+    assert flat_of([message, message[:1]], [1, 0]).tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5]
+    assert flat_of([nothing, nothing], [0, 1]).shape == (0,)
 
 
 def test_segments_are_summed_and_gathered(pool: WorkerPool) -> None:

@@ -30,7 +30,7 @@ from weft.comm.members import (
     in_words,
     joined,
 )
-from weft.comm.parts import ascending_places, pieces_of, sizes_of
+from weft.comm.parts import ascending_places, flat_of, pieces_of, sizes_of
 from weft.comm.rendezvous import Rendezvous
 from weft.comm.spans import CALL, WAIT, span
 from weft.comm.transport import (
@@ -198,9 +198,10 @@ class Comm:
         whatever order the group names its ranks.
 
         ``sizes[i]`` is the shape of what comes from it. Shard -> Shard of another dimension.
+        ``parts`` must not change before the result was called.
         """
         ascending = ascending_places(group)
-        flat = torch.cat([parts[i].reshape(-1) for i in ascending])
+        flat = flat_of(parts, ascending)
         counts = [prod(sizes[i]) for i in ascending]
         result = torch.empty(sum(counts), dtype=flat.dtype, device=flat.device)
         given = [parts[i].numel() for i in ascending]

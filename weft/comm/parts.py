@@ -20,6 +20,13 @@ def ascending_places(group: Sequence[int]) -> list[int]:
     return sorted(range(len(group)), key=group.__getitem__)
 
 
+def flat_of(parts: Sequence[Tensor], ascending: Sequence[int]) -> Tensor:
+    """Contiguous: what goes to each rank, in ascending order. One message alone is not copied."""
+    flat = [parts[i].reshape(-1) for i in ascending]
+    there = [part for part in flat if part.numel()]
+    return there[0] if len(there) == 1 else torch.cat(flat)
+
+
 def pieces_of(
     flat: Tensor, counts: Sequence[int], ascending: Sequence[int], sizes: Sequence[Sequence[int]]
 ) -> list[Tensor]:
