@@ -224,11 +224,13 @@ def test_what_does_not_fit_is_said_in_json_too(
         (["--cluster", "no.yaml"], "CLUSTER = 'no.yaml': expected a YAML file that describes"),
         (["--need", "2PF"], "--need = '2PF': expected --cluster beside it. It says what there is."),
         (["--cheapest"], "--cheapest = true: expected --cluster beside it. It says what there is."),
-        ([*BOX, "--within", "3"], "--within = 3.0: expected --cheapest beside it. It limits"),
-        ([*BOX, "--cheapest", "--within", "0"], "--within = 0.0: expected seconds of a step"),
+        ([*BOX, "--within", "3"], "--within = 3.0: expected --cheapest beside it. It is for"),
+        ([*BOX, "--cheapest", "--within", "0"], "--within = 0.0: expected seconds, more than 0"),
+        (["--goodput"], "--goodput = true: expected --cluster beside it. It says what there is."),
+        ([*BOX, "--restart", "3"], "--restart = 3.0: expected --goodput beside it. It is for"),
         (
             [*BOX, "--cheapest", "--need", "1PF"],
-            "--need = '1PF': expected no --cheapest beside it. Both choose nodes.",
+            "--need = '1PF': expected no --cheapest beside it. Each chooses nodes.",
         ),
         ([*BOX, "--html", "."], "--html = '.': expected a file to write. This is a folder."),
         (

@@ -52,14 +52,15 @@ def test_a_pool_takes_from_the_file_before_the_catalogue(tmp_path: Path) -> None
 
 
 def test_a_package_is_as_many_ranks_as_software_sees_devices(tmp_path: Path) -> None:
-    """Four MI250X are eight devices of 64 GiB; what is said of a package is halved."""
+    """Four MI250X are eight devices of 64 GiB; what is said of a package is halved,
+    and each device fails half as often."""
     file = tmp_path / "c.yaml"
     file.write_text(
         "pools:\n"
         "  - {chip: MI250X, nodes: 2, chips_per_node: 4, network_gbit: 200, price_per_hour: 3,"
-        " link_gb_s: 300}\n"
+        " mtbf_hours: 4000, link_gb_s: 300}\n"
         "  - {chip: MI250X-GCD, nodes: 2, chips_per_node: 8, network_gbit: 100,"
-        " price_per_hour: 1.5, link_gb_s: 150}\n"
+        " price_per_hour: 1.5, mtbf_hours: 8000, link_gb_s: 150}\n"
     )
     first, second = read_view(file).pools
     assert first == second

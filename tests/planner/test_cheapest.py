@@ -10,9 +10,10 @@ from weft.cluster.cluster import catalogue
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.models.llama.sizes import SIZES
-from weft.planner.cheapest import _choices, cheapest
+from weft.planner.cheapest import cheapest
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import NoPlan, search
+from weft.planner.some_nodes import _choices
 
 H100, A100 = catalogue()["H100-SXM5-80GB"], catalogue()["A100-SXM4-80GB"]
 OPTIONS = Options(
@@ -58,18 +59,19 @@ def test_nothing_is_cheaper(prices: tuple[float, float]) -> None:
     for within_s in (inf, seconds[len(seconds) // 2], seconds[0]):
         taken, found = cheapest(asked, within_s)
         wanted = min(price for price, step_s in every.values() if step_s <= within_s)
-        assert taken.price == pytest.approx(wanted, rel=1e-9)
-        assert every[taken.nodes] == pytest.approx((taken.price, found.best.time.step_s))
-        assert taken.least <= taken.price and found.best.time.step_s <= within_s
-        assert taken.searched <= taken.choices == 11
-    assert cheapest(asked, inf)[0].searched < 11, "some bound is good for something"
+        chosen = taken.chosen
+        assert chosen.cost == pytest.approx(wanted, rel=1e-9)
+        assert every[chosen.nodes] == pytest.approx((chosen.cost, found.best.time.step_s))
+        assert chosen.least <= chosen.cost and found.best.time.step_s <= within_s
+        assert chosen.searched <= chosen.choices == 11
+    assert cheapest(asked, inf)[0].chosen.searched < 11, "some bound is good for something"
 
 
 def test_large_clusters_have_few_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes in coarser steps, down to none, one and all of each pool; never without all of it."""
     whole = problem((2.5, 1.3), (500, 235)).cluster
     for limit, many in ((10_000, 19 * 17), (100, 7 * 6), (1, 3 * 3)):
-        monkeypatch.setattr("weft.planner.cheapest.MOST_CHOICES", limit)
+        monkeypatch.setattr("weft.planner.some_nodes.MOST_CHOICES", limit)
         choices = [*_choices(whole)]
         assert (len(choices), max(choices)) == (many - 1, (500, 235))
 

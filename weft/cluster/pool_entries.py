@@ -95,6 +95,9 @@ class PoolEntry(Section):
     """Pools that name the same node are in one machine."""
     price_per_hour: Number | None = None
     """Of one chip, in any currency."""
+    mtbf_hours: Positive | None = None
+    """Mean time between failures of one chip with its part of the node; null is 50,000 where it is
+    asked for (`weft plan --goodput`)."""
     hosts: tuple[Text, ...] = ()
     """Names of the nodes, for the commands of `weft plan --launch`; `gpu[01-16]` names sixteen."""
     site: Text | None = None
@@ -245,6 +248,7 @@ def _pool(pools: Sequence[PoolEntry], number: int, own: Sequence[OwnChip]) -> Ch
         network_latency_s=entry.latency_us / 1e6,
         node=entry.node or "",
         price_per_hour=entry.price_per_hour,
+        mtbf_hours=entry.mtbf_hours,
         host_gib=entry.host_gib,
         host_gb_s=entry.host_gb_s,
         disk_gb_s=entry.disk_gb_s,
@@ -279,6 +283,7 @@ def _by_device(entry: PoolEntry, parts: int) -> PoolEntry:
             "link_gb_s": each(entry.link_gb_s),
             "host_gb_s": each(entry.host_gb_s),
             "price_per_hour": each(entry.price_per_hour),
+            "mtbf_hours": entry.mtbf_hours and parts * entry.mtbf_hours,
         }
     )
 

@@ -55,6 +55,8 @@ class ChipPool:
     """Part of a processor's core that each chip is, in a lab."""
     price_per_hour: float | None = None
     """Of one chip, in any currency."""
+    mtbf_hours: float | None = None
+    """Mean time between failures of one chip with its part of the node; None is not known."""
     host_gib: float | None = None
     """Main memory of each node that chips may use; None: not known, and nothing is kept there."""
     host_gb_s: float | None = None

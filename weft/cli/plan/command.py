@@ -55,6 +55,21 @@ WithinOption = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="With --cheapest: a step may take so long at most."),
 ]
+GoodputOption = Annotated[
+    bool,
+    typer.Option(
+        "--goodput",
+        help="With --cluster: choose the nodes on which most steps stay done where chips fail (the "
+        "mtbf_hours of its pools), and say how often to save.",
+    ),
+]
+RestartOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="With --goodput: from a failure until ranks compute again; 120 by default.",
+    ),
+]
 ExplainOption = Annotated[
     bool,
     typer.Option(
@@ -108,6 +123,8 @@ class PlanOptions:
     need: NeedOption = None
     cheapest: CheapestOption = False
     within: WithinOption = None
+    goodput: GoodputOption = False
+    restart: RestartOption = None
     explain: ExplainOption = False
     why: WhyOption = None
     out_file: OutOption = None
@@ -167,7 +184,13 @@ def _refuse_early(options: PlanOptions) -> None:
 
 def _answer(target: str, overrides: Sequence[str], options: PlanOptions) -> Answer:
     """The plan for this machine, or for the chips of a file."""
-    nodes = nodes_asked(options.need, options.within, by_price=options.cheapest)
+    nodes = nodes_asked(
+        options.need,
+        by_price=options.cheapest,
+        within_s=options.within,
+        by_goodput=options.goodput,
+        restart_s=options.restart,
+    )
     if options.cluster is None:
         option, value = ("--why", options.why) if nodes is None else (nodes.option, nodes.value)
         if value is not None:

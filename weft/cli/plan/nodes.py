@@ -12,6 +12,7 @@ from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.planner.cheapest import cheapest
 from weft.planner.enough import enough
+from weft.planner.goodput import USUAL_RESTART_S, most_trained
 from weft.planner.need import parse_need
 from weft.planner.problem import Problem
 from weft.planner.search import Found, Progress
@@ -45,21 +46,40 @@ class NodesAsked:
     choose: Choose
 
 
-def nodes_asked(need: str | None, within_s: float | None, *, by_price: bool) -> NodesAsked | None:
+def nodes_asked(
+    need: str | None,
+    *,
+    by_price: bool,
+    within_s: float | None,
+    by_goodput: bool,
+    restart_s: float | None,
+) -> NodesAsked | None:
     """From the options; None: all nodes.
 
     Raises:
         ConfigError: values that cannot be, also together.
     """
-    if within_s is not None and not by_price:
-        raise ConfigError("--within", within_s, "--cheapest beside it", "It limits that choice.")
-    if within_s is not None and within_s <= 0:
-        raise ConfigError("--within", within_s, "seconds of a step, more than 0", "Such as 2.5.")
-    if need is not None and by_price:
-        raise ConfigError("--need", need, "no --cheapest beside it", "Both choose nodes.")
+    _refuse_alone("--within", within_s, "--cheapest", by_price)
+    _refuse_alone("--restart", restart_s, "--goodput", by_goodput)
+    asked = []
     if need is not None:
-        return NodesAsked("--need", need, partial(enough, need=parse_need(need)))
+        asked.append(NodesAsked("--need", need, partial(enough, need=parse_need(need))))
     if by_price:
         limit_s = inf if within_s is None else within_s
-        return NodesAsked("--cheapest", True, partial(cheapest, within_s=limit_s))
-    return None
+        asked.append(NodesAsked("--cheapest", True, partial(cheapest, within_s=limit_s)))
+    if by_goodput:
+        after_s = USUAL_RESTART_S if restart_s is None else restart_s
+        asked.append(NodesAsked("--goodput", True, partial(most_trained, restart_s=after_s)))
+    if len(asked) > 1:
+        first, second, *_ = asked
+        expected = f"no {second.option} beside it"
+        raise ConfigError(first.option, first.value, expected, "Each chooses nodes.")
+    return asked[0] if asked else None
+
+
+def _refuse_alone(option: str, seconds: float | None, other: str, is_there: bool) -> None:
+    """Seconds that another option reads."""
+    if seconds is not None and not is_there:
+        raise ConfigError(option, seconds, f"{other} beside it", "It is for that choice.")
+    if seconds is not None and seconds <= 0:
+        raise ConfigError(option, seconds, "seconds, more than 0", "Such as 2.5.")

@@ -1,0 +1,196 @@
+"""The nodes of a cluster on which a step costs least, whatever its cost is: money, or time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf, prod
+from typing import NamedTuple, Protocol
+
+from weft.cluster.view import ClusterView
+from weft.config.errors import ConfigError
+from weft.planner.problem import Problem
+from weft.planner.search import Candidate, Found, NoPlan, Progress, fits, search
+from weft.planner.search.least import Relaxed
+
+MOST_CHOICES = 256
+"""Of nodes, as far as pools are few: each is bounded, which takes a second for 10,000 chips."""
+
+
+class Cost(Protocol):
+    """What a step costs. It may not fall where the step takes longer."""
+
+    def least(self, taken: ClusterView, step_s: float) -> float:
+        """What a plan for all these nodes costs at least, whose step takes that long."""
+
+    def of(self, taken: ClusterView, best: Candidate) -> float:
+        """What this one costs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SomeNodes:
+    """Nodes that were chosen, and their plan."""
+
+    asked: ClusterView
+    """What there was to choose from."""
+    nodes: tuple[int, ...]
+    """Taken of each of its pools."""
+    found: Found
+    cost: float
+    """Of a step."""
+    least: float
+    """Cost of a step that no plan beats, on any of the choices."""
+    choices: int
+    searched: int
+    """Of these; the others cannot cost less, or be fast enough."""
+
+    @property
+    def cluster(self) -> ClusterView:
+        """The nodes that were taken."""
+        return _taken(self.asked, self.nodes)
+
+    @property
+    def choice(self) -> str:
+        """Among how many, in words."""
+        return f"{self.choices} choices of nodes ({self.searched} searched)"
+
+    def taken(self) -> Iterator[str]:
+        """By pool, in words."""
+        for pool, nodes in zip(self.asked.pools, self.nodes, strict=True):
+            kind = f"{pool.chips_per_node} x {pool.chip.name}"
+            yield f"takes {nodes} of {pool.num_nodes} nodes of {kind}"
+
+    def as_json(self) -> dict[str, object]:
+        """What ``--json`` prints of the choice."""
+        return {
+            "choices": self.choices,
+            "searched": self.searched,
+            "nodes": [
+                {"chip": pool.chip.name, "nodes": nodes}
+                for pool, nodes in zip(self.asked.pools, self.nodes, strict=True)
+            ],
+        }
+
+
+def some_nodes(
+    problem: Problem, cost: Cost, within_s: float = inf, *, progress: Progress | None = None
+) -> SomeNodes:
+    """The choice of whole nodes whose best plan costs least a step of at most ``within_s``.
+
+    Of each pool 0, 1, 2, 3, 4, 6, 8, 12, ... or all nodes may be taken; of large ones powers of 2,
+    4, 8, ..., for ``MOST_CHOICES`` in all. The lower bound of a search says what a choice costs at
+    least: the least first, until no other can cost less. A choice that holds the model only with
+    state elsewhere is none, but all nodes are.
+
+    Raises:
+        ConfigError: no plan that was found is so fast.
+        NoPlan: not even all nodes hold the model.
+    """
+    every = tuple(pool.num_nodes for pool in problem.cluster.pools)
+    choices = list(_choices(problem.cluster))
+    least = dict(_least(problem, cost, choices, within_s, progress))
+    best: _Searched | None = None
+    searched, fastest_s = 0, inf
+    for nodes in sorted(least, key=lambda nodes: (least[nodes], nodes)):
+        if best is not None and least[nodes] >= best.cost:
+            break
+        searched += 1
+        tried = _searched(problem, cost, nodes, progress)
+        if tried is not None:
+            fastest_s = min(fastest_s, tried.step_s)
+            if tried.step_s <= within_s and (best is None or tried.cost < best.cost):
+                best = tried
+    if best is None:  # perhaps with state elsewhere
+        best = _of_these(problem, cost, every, search(problem, progress=progress))
+        if best.step_s > within_s:
+            raise _too_slow(within_s, min(best.step_s, fastest_s))
+    return SomeNodes(
+        asked=problem.cluster,
+        nodes=best.nodes,
+        found=best.found,
+        cost=best.cost,
+        least=min([best.cost, *least.values()]),
+        choices=len(choices),
+        searched=searched,
+    )
+
+
+class _Searched(NamedTuple):
+    """A choice with its best plan."""
+
+    nodes: tuple[int, ...]
+    found: Found
+    step_s: float
+    cost: float
+    """Of a step."""
+
+
+def _searched(
+    problem: Problem, cost: Cost, nodes: tuple[int, ...], progress: Progress | None
+) -> _Searched | None:
+    """None: these nodes do not hold the model, or only with state elsewhere."""
+    taken = problem.on(_taken(problem.cluster, nodes))
+    if not fits(taken):
+        return None
+    try:
+        return _of_these(problem, cost, nodes, search(taken, progress=progress))
+    except NoPlan:
+        return None
+
+
+def _of_these(problem: Problem, cost: Cost, nodes: tuple[int, ...], found: Found) -> _Searched:
+    costs = cost.of(_taken(problem.cluster, nodes), found.best)
+    return _Searched(nodes, found, found.best.time.step_s, costs)
+
+
+def _least(
+    problem: Problem,
+    cost: Cost,
+    choices: Sequence[tuple[int, ...]],
+    within_s: float,
+    progress: Progress | None,
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """What a step costs at least, of choices that may hold the model and be fast enough."""
+    for number, nodes in enumerate(choices):
+        if progress is not None:
+            progress(number, inf)
+        taken = _taken(problem.cluster, nodes)
+        least_s = Relaxed(problem.on(taken)).least_s(range(len(taken.pools)))
+        if least_s <= within_s and least_s < inf:
+            yield nodes, cost.least(taken, least_s)
+
+
+def _too_slow(within_s: float, fastest_s: float) -> ConfigError:
+    expected = f"at least {fastest_s:.3g}, the seconds of the fastest plan for these nodes"
+    return ConfigError("--within", within_s, expected, "More or faster nodes could take less.")
+
+
+def _choices(cluster: ClusterView) -> Iterator[tuple[int, ...]]:
+    """Nodes of each pool, and of some pool one at least."""
+    most = [pool.num_nodes for pool in cluster.pools]
+    stairs: list[list[int]] = []
+    for step in range(max(most).bit_length() + 1):
+        stairs = [_stairs(number, step) for number in most]
+        if prod(map(len, stairs)) <= MOST_CHOICES:
+            break
+    return filter(any, product(*stairs))
+
+
+def _stairs(most: int, step: int) -> list[int]:
+    """0, ``most``, and between them powers of ``2 ** step``, of 2 with halves more for 0."""
+    powers = [1 << k for k in range(0, most.bit_length(), max(step, 1))]
+    between = [] if step else [3 * power for power in powers]
+    return sorted({0, most, *(number for number in powers + between if number < most)})
+
+
+def _taken(cluster: ClusterView, nodes: tuple[int, ...]) -> ClusterView:
+    pools = zip(cluster.pools, nodes, strict=True)
+    return replace(
+        cluster,
+        pools=tuple(
+            replace(pool, num_nodes=number, hosts=pool.hosts[:number])
+            for pool, number in pools
+            if number
+        ),
+    )
