@@ -70,15 +70,20 @@ def check(case: Case) -> Found | None:
     return result
 
 
-FEWER = {"two-and-two": 3, "three-kinds": 4}
-"""Samples with which shares still differ, in a third and in half of the plans."""
+FEWER = {"two-and-two": 3, "three-kinds": 3, "side-by-side": 5, "short-side-by-side": 5,
+         "slow-links": 2}  # fmt: skip
+"""Samples with which shares still differ; at slow links one chip alone is the best of all."""
+
+
+def few(name: str) -> Case:
+    case = CASES[name]
+    return replace(case, samples=FEWER.get(name, case.samples))
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("six-chips")])
 def test_no_plan_is_faster_than_what_is_found(name: str) -> None:
     """Alone and side by side with any shares, where memory binds and where links do."""
-    case = CASES[name]
-    assert check(replace(case, samples=FEWER.get(name, case.samples))) is not None
+    assert check(few(name)) is not None
 
 
 def test_cases_hold_what_they_are_for() -> None:
@@ -149,12 +154,12 @@ def test_only_small_clusters_of_several_kinds_are_cut() -> None:
 
 def test_the_list_of_plans_is_what_it_seems() -> None:
     """The plan that brute force calls best takes as long as it says, on its own."""
-    case = CASES["side-by-side"]
+    case = few("side-by-side")
     best = fastest(case)
     assert best.plan is not None and best.used is not None
     time = time_of_plan(best.plan, case.workload.spec, best.used, seq_len=case.seq_len)
     assert time.step_s == pytest.approx(best.seconds, rel=1e-12)
-    assert best.plans > best.timed > 5000
+    assert best.plans > best.timed > 3000
     validate_plan(best.plan, num_layers=case.num_layers, global_batch=case.samples)
 
 
