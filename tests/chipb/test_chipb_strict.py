@@ -22,7 +22,7 @@ SOME = [
     ("pp2-gpipe", 8, 0),
     ("1f1b-unequal", 1, 1),
     ("pp2-interleaved", 2, 2),
-    ("zb-h1-equal", 4, 3),
+    ("zb-h1-unequal", 4, 3),
     ("pp2-zb-v-tied", 1, 4),
     ("dualpipe-v-zero2", 2, 5),
     ("zero3-tied-recompute", 1, 6),
