@@ -29,6 +29,7 @@ SOME = [
     ("domains-zero0-2-1", 1, 7),
     ("domains-zero3-pipelines", 4, 8),
     ("domains-three-unlike", 8, 9),
+    ("by-work-cp2-gpt2-dropout", 2, 10),
 ]
 """With a number of hardware queues, and a seed."""
 

@@ -60,13 +60,10 @@ def test_lengths_are_those_of_runs_of_numbers() -> None:
     assert lengths_of(np.array([0, 0, 1, 2, 2, 2, 0])).tolist() == [2, 1, 3, 1]
 
 
-def test_the_stage_that_divides_most_counts_and_kernels_want_tokens_in_order() -> None:
-    def plan(device: str) -> Plan:
-        stages = (
-            StagePlan(mesh=Mesh.of((0, 1), cp=2), layers=(0, 1)),
-            StagePlan(mesh=Mesh.of(range(2, 10), dp=2, cp=4), layers=(1, 2), device=device),
-        )
-        return Plan(num_layers=2, pipelines=(PipelinePlan(stages=stages, samples=4, microbatch=2),))
-
-    assert slots_of(plan("cpu"), SEQ) == slots(4)
-    assert slots_of(plan("cuda"), SEQ) == ()
+def test_the_stage_that_divides_most_counts() -> None:
+    stages = (
+        StagePlan(mesh=Mesh.of((0, 1), cp=2), layers=(0, 1)),
+        StagePlan(mesh=Mesh.of(range(2, 10), dp=2, cp=4), layers=(1, 2), device="cuda"),
+    )
+    pipeline = PipelinePlan(stages=stages, samples=4, microbatch=2)
+    assert slots_of(Plan(num_layers=2, pipelines=(pipeline,)), SEQ) == slots(4)

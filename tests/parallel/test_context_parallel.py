@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,13 +20,14 @@ from weft.comm.join import join
 from weft.config.errors import ConfigError
 from weft.data.inside import lengths_of, places_by_work
 from weft.elastic.pool import WorkerPool
+from weft.nn import varlen
 from weft.nn.attention import Attention
 from weft.nn.attention_parts import Keys, Queries, Sight
 from weft.nn.causal_attention import BLOCK_QUERIES, causal_attention
 from weft.nn.documents import Documents
 from weft.nn.full_attention import full_attention
 from weft.nn.moved import moved
-from weft.parallel.cp.gathered import Gathered
+from weft.parallel.cp.gathered import Gathered, Runs
 from weft.parallel.cp.modules import own_queries
 from weft.parallel.cp.ring import Ring
 from weft.parallel.cp.rows import Rows
@@ -108,7 +111,7 @@ def divided(address: RankAddress, dtype: torch.dtype, causal: bool) -> dict[tupl
         whole = differentiated(WHOLE[causal], inputs(torch.float64, size), segments)
         alone = differentiated(WHOLE[causal], inputs(dtype, size), segments)
         found["alone", name] = Found(largest(alone, whole), squares(alone, whole))
-        for way in ways_among(size, gathered=places is None):
+        for way in ways_among(size):
             group = AxisGroup(comm, every, near_ways={"ulysses": size}.get(way, 2))
             attend = WAYS[way](Sum(group, parts[address.rank], tuple(parts), None), causal)
             counter = FlopCounterMode(display=False, custom_mapping=IN_PLACE)
@@ -149,10 +152,9 @@ def many_seen(name: str, ranks: int, near: int, causal: bool) -> int:
     return len(seen)
 
 
-def ways_among(ranks: int, *, gathered: bool) -> list[str]:
-    """Two dimensions are two by two ranks. Where keys are gathered tokens are in their order."""
-    ways = [way for way in WAYS if ranks > 2 or "2d" not in way]
-    return [way for way in ways if gathered or "gathered" not in way]
+def ways_among(ranks: int) -> list[str]:
+    """Two dimensions are two by two ranks."""
+    return [way for way in WAYS if ranks > 2 or "2d" not in way]
 
 
 def sent(comm: Comm) -> float:
@@ -212,6 +214,47 @@ def test_matches_one_rank(ranks: int, causal: bool, pool: WorkerPool) -> None:
     assert max(flops) < (1 + rounded) * min(flops)
     assert sum(flops) < (0.55 + rounded) * every if causal else sum(flops) == every
     assert sum(each["ring", "short"].flops for each in found) < 0.6 * sum(flops)
+
+
+def test_runs_of_tokens_are_one_call_of_the_kernel_for_unequal_lengths(monkeypatch: Any) -> None:
+    """Two samples of documents of 12 and 4 tokens: of the second rank's, 3 to 8 and the last four
+    are runs, which see 9 and 4 keys; of the first one's, 0 to 2 and 9 to 11, which see 3 and 12."""
+    parts = ((range(4), range(12, 16)), (range(4, 12),))
+    of_ranks = ([0, 1, 2, 9, 10, 11, 14, 15], [3, 4, 5, 6, 7, 8, 12, 13])
+    places = np.empty((2, 16), np.int64)
+    for places_of, tokens in zip(parts, of_ranks, strict=True):
+        places[:, [slot for part in places_of for slot in part]] = tokens
+    packed = Documents.of(np.repeat([[0] * 12 + [1] * 4], 2, axis=0), "cpu", places).packed
+    assert packed.host is not None
+    runs = Runs.of(packed.host, parts[0], causal=True)
+    assert runs.borders.tolist() == [0, 3, 6, 8, 11, 14, 16]
+    assert runs.key_borders.tolist() == [0, 3, 15, 19, 22, 34, 38]
+    both_ways = Runs.of(packed.host, parts[0], causal=False)
+    assert both_ways.borders.tolist() == [0, 6, 8, 14, 16]
+    calls = []
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, *_: int, **more: Any) -> Any:
+        """As PyTorch's, which no processor has: sequences one after the other."""
+        assert (a.dtype, b.dtype, more) == (torch.int32, torch.int32, {"is_causal": True})
+        calls.append(len(a) - 1)
+        both = zip(pairwise(a.tolist()), pairwise(b.tolist()), strict=True)
+        each = [(q[None, slice(*m)], k[None, slice(*s)], v[None, slice(*s)]) for m, s in both]
+        return torch.cat([causal_attention(*sequence, None)[0] for sequence in each])
+
+    way = Gathered(Sum(AxisGroup(Comm(), (0, 1)), parts[0], parts, None), causal=True)
+    q, k, v = (torch.randn(2, 16, 2, 4) for _ in range(3))
+    slots = torch.from_numpy(places)
+    whole = moved(torch.cat((k, v), dim=3), slots)
+    way._keys = SimpleNamespace(gather=lambda _: whole.bfloat16())
+    own = torch.tensor(of_ranks[0]).expand(2, -1)
+    exact = moved(causal_attention(q, k, v, packed._replace(places=None)), own)
+    mine = moved(q, own).bfloat16()
+    apart = way(mine, mine, mine, packed)
+    monkeypatch.setattr(varlen, "_kernel", lambda: (kernel, {"is_causal": True}, False))
+    found = way(mine, mine, mine, packed._replace(borders=torch.arange(2)))
+    assert calls == [6]
+    for each in (found, apart):
+        assert (each - exact).abs().max() < 0.03, "more than bf16 rounds"
 
 
 def test_sums_are_wide_in_bf16(pool: WorkerPool) -> None:

@@ -63,7 +63,7 @@ class Strict:
 
             there = plan.each(lambda stage: replace(stage, device=self._device))
             there = self._beside(there)
-            found = rehearse(run, there, rehearsal)
+            found = rehearse(run, there, replace(rehearsal, by_work=case.by_work))
         assert server.rules.num_calls, "nobody asked the strict server"
         return difference(self._alone[key], found)
 

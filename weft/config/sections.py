@@ -82,9 +82,9 @@ class DataConfig(Section):
     restart_positions: Flag = False
     """Positions begin again with each document, where `mask_documents` keeps documents apart."""
     balance_documents: Flag = False
-    """Which samples of a batch a rank computes, and on processors which of their tokens where ranks
-    divide these, goes by how long documents are, so that all have equal work, where
-    `mask_documents` keeps documents apart."""
+    """Which samples of a batch a rank computes, and which of their tokens where ranks divide these,
+    goes by how long documents are, so that all have equal work, where `mask_documents` keeps
+    documents apart."""
     workers: Whole = 1
     """Loader processes of each rank; 0 reads inside the training process."""
     prefetch: Count = 4

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.axes.held import Ranges, held
-from weft.cluster.cluster import HOST
 from weft.data.hashing import Int64Array
 from weft.plan.layout import Dim
 from weft.plan.plan import Plan
@@ -31,8 +30,7 @@ _EQUAL = 1.02
 
 
 def slots_of(plan: Plan, seq_len: int) -> Slots:
-    """Of the stage that divides samples' tokens most finely; none where no stage does, or where
-    keys are gathered for kernels (all but processors), which want consecutive tokens."""
+    """Of the stage that divides samples' tokens most finely; none where no stage does."""
     dim, finest = Dim(name="seq", size=seq_len), Slots()
     for _, _, stage in plan.stages():
         of_ranks = (
@@ -40,8 +38,6 @@ def slots_of(plan: Plan, seq_len: int) -> Slots:
             for rank in stage.mesh.ranks
         )
         slots = tuple(dict.fromkeys(map(tuple, of_ranks)))
-        if len(slots) > 1 and stage.device != HOST:
-            return ()
         finest = max(finest, slots if len(slots) > 1 else (), key=len)
     return finest
 

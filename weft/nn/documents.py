@@ -30,6 +30,8 @@ class Packed(NamedTuple):
     places: Tensor | None = None
     """``[batch, seq]`` int64: which token of its sample is computed in each place, where that is
     not its own; all else here is in the order of the sample."""
+    host: Packed | None = None
+    """Then the same in the host's memory, without borders."""
 
     @property
     def ends(self) -> Tensor:
@@ -96,17 +98,19 @@ class Documents:
         """
         starts = np.ones(segments.shape, dtype=np.bool_)
         starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
-        found = cls._of_starts(starts, torch.device(device))
-        if places is None:
-            return found
-        where = upload(torch.from_numpy(np.ascontiguousarray(places)), torch.device(device))
-        return cls(starts, found.packed._replace(places=where))
+        where = None if places is None else torch.from_numpy(np.ascontiguousarray(places))
+        return cls._of_starts(starts, where, torch.device(device))
 
     @classmethod
-    def _of_starts(cls, starts: npt.NDArray[np.bool_], device: torch.device) -> Documents:
+    def _of_starts(
+        cls, starts: npt.NDArray[np.bool_], where: Tensor | None, device: torch.device
+    ) -> Documents:
         places = np.where(starts, np.arange(starts.shape[1], dtype=np.int32), np.int32(0))
-        first = np.maximum.accumulate(places, axis=1)
-        packed = Packed(upload(torch.from_numpy(first), device), None)
+        first = torch.from_numpy(np.maximum.accumulate(places, axis=1))
+        packed = Packed(upload(first, device), None)
+        if where is not None:
+            host = Packed(first, None, places=where)
+            packed = packed._replace(places=upload(where, device), host=host)
         if device.type in PLATFORMS and PLATFORMS[device.type].has_varlen:
             ends = np.append(np.flatnonzero(starts), starts.size).astype(np.int32)
             borders = upload(torch.from_numpy(ends), device)
@@ -117,7 +121,6 @@ class Documents:
 
     def rows(self, rows: slice) -> Documents:
         """Of some of the samples."""
-        found = self._of_starts(self.starts[rows], self.packed.first.device)
-        if self.packed.places is None:
-            return found
-        return Documents(found.starts, found.packed._replace(places=self.packed.places[rows]))
+        host = self.packed.host
+        where = None if host is None or host.places is None else host.places[rows]
+        return self._of_starts(self.starts[rows], where, self.packed.first.device)

@@ -7,12 +7,14 @@ they lie, or those of equal length are computed together (grouped launches).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from weft.nn.causal_attention import causal_attention
 from weft.nn.documents import Packed
 from weft.nn.moved import in_order
 from weft.nn.varlen import has_kernel, packed_attention
@@ -33,37 +35,58 @@ def full_attention(q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> Te
     return attention_by_length(q, k, v, packed, causal=False)
 
 
+class Run(NamedTuple):
+    """Consecutive queries of one document, and the consecutive keys that the last of them sees;
+    counted over all samples."""
+
+    queries: range
+    keys: range
+
+
 def attention_by_length(q: Tensor, k: Tensor, v: Tensor, packed: Packed, *, causal: bool) -> Tensor:
     """Attention inside documents, one call for all those of equal length. Causal: queries are those
     of all tokens."""
+    return attention_of_runs(q, k, v, _documents(packed, k.shape[1]), causal=causal)
+
+
+def attention_of_runs(
+    q: Tensor, k: Tensor, v: Tensor, runs: Iterable[Run], *, causal: bool
+) -> Tensor:
+    """Attention of runs, which are all queries, one call for all those as long as each other in
+    queries and in keys. Causal: queries are the last of the keys."""
     rows, keys, values = (x.flatten(0, 1) for x in (q, k, v))  # [tokens, heads, d_head]
+    alike = defaultdict[tuple[int, int], list[Run]](list)
+    for run in runs:
+        alike[len(run.queries), len(run.keys)].append(run)
     found, places = [], []
-    for queries, others in _alike(packed, k.shape[1]):
-        mine, seen = queries.to(q.device), others.to(q.device)
-        found.append(_fused(rows[mine], keys[seen], values[seen], causal=causal).flatten(0, 1))
+    for some in alike.values():
+        mine, seen = (
+            torch.tensor([[*each] for each in of], device=q.device)
+            for of in zip(*some, strict=True)
+        )
+        found.append(_of_equal(rows[mine], keys[seen], values[seen], causal=causal).flatten(0, 1))
         places.append(mine.flatten())
     order = torch.cat(places).argsort()
     return torch.cat(found)[order].view(q.shape)
 
 
-def _alike(packed: Packed, num_keys: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """By lengths: of documents that have as many queries and as many keys, the numbers of both
-    ``[documents, ..]``, counted over all samples."""
-    found = defaultdict[tuple[int, int], list[tuple[int, int]]](list)
-    ends = packed.ends
+def _documents(packed: Packed, num_keys: int) -> Iterator[Run]:
+    """Each a run."""
+    ends, query = packed.ends, 0
     for sample, (firsts, lasts) in enumerate(zip(packed.first.cpu(), ends.cpu(), strict=True)):
         begins, queries = firsts.unique_consecutive(return_counts=True)
-        query = sample * len(firsts)
         of_each = lasts[queries.cumsum(0) - 1]
         for begin, end, many in zip(*(x.tolist() for x in (begins, of_each, queries)), strict=True):
-            found[many, end - begin].append((query, sample * num_keys + begin))
+            keys = range(sample * num_keys + begin, sample * num_keys + end)
+            yield Run(range(query, query + many), keys)
             query += many
-    for (queries_each, keys_each), starts in found.items():
-        of_queries, of_keys = torch.tensor(starts).unbind(1)
-        yield (
-            of_queries[:, None] + torch.arange(queries_each),
-            of_keys[:, None] + torch.arange(keys_each),
-        )
+
+
+def _of_equal(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    """Causal: queries are the last of the keys."""
+    if causal and q.shape[1] != k.shape[1]:
+        return causal_attention(q, k, v, None)
+    return _fused(q, k, v, causal=causal)
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:

@@ -64,14 +64,15 @@ class _Core:
         """``q`` and the result ``[batch, own seq, heads, d_head]``, ``k`` and ``v`` likewise."""
         if not len(q):
             return causal_attention(q, k, v, packed)
-        if q.device.type != HOST and not self._in_rows:
-            return self._gathered(q, k, v, packed)
-        if torch.compiler.is_compiling():
+        goes_round = q.device.type == HOST or self._in_rows
+        attend = self._ring if goes_round else self._gathered
+        by_work = packed is not None and packed.places is not None
+        if torch.compiler.is_compiling() and (goes_round or by_work):
             from weft.parallel.cp import uncompiled
 
-            mixed: Tensor = uncompiled.attention(self._ring, q, k, v, packed)
+            mixed: Tensor = uncompiled.attention(attend, q, k, v, packed)
             return mixed
-        return self._ring(q, k, v, packed)
+        return attend(q, k, v, packed)
 
 
 class OwnTargets(nn.Module):

@@ -23,6 +23,7 @@ from weft.nn.causal_attention import by_head, by_key_head, from_head
 from weft.nn.documents import Packed
 from weft.nn.moved import moved
 from weft.nn.norm import wide_dtype
+from weft.parallel.cp.gathered import tokens_in
 from weft.parallel.runtime import AxisGroup, Sum
 
 
@@ -238,11 +239,6 @@ def _seen_by_others(packed: Packed, of_ranks: Sequence[Tensor], *, causal: bool)
     if not causal:
         seen |= torch.searchsorted(run, run) > packed.first
     return [seen.gather(1, tokens).any(0).nonzero()[:, 0] for tokens in of_ranks]
-
-
-def tokens_in(places: Tensor, slots: Ranges) -> Tensor:
-    """Which tokens ``[batch, n]`` of each sample a rank has in its slots."""
-    return torch.cat([places[:, part.start : part.stop] for part in slots], dim=1)
 
 
 def _queries(q: Tensor, k: Tensor, v: Tensor, ring: Ring) -> list[Queries]:

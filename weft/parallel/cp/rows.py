@@ -22,7 +22,8 @@ from weft.nn.attention_parts import Sight
 from weft.nn.causal_attention import by_head, by_key_head, from_head
 from weft.nn.documents import Packed
 from weft.nn.norm import wide_dtype
-from weft.parallel.cp.ring import Ring, tokens_in
+from weft.parallel.cp.gathered import tokens_in
+from weft.parallel.cp.ring import Ring
 from weft.parallel.runtime import Sum
 
 
