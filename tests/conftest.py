@@ -3,12 +3,16 @@
 import os
 import signal
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from weft.elastic.pool import ANSWER_S, Job, WorkerPool
+from weft.elastic.processes import PRELOADED
+
+forkserver.set_forkserver_preload(list(PRELOADED))  # whichever test is the first to start it
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so; commands under test must hear Ctrl-C.

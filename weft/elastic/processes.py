@@ -31,12 +31,12 @@ from weft.elastic.signals import Asked
 from weft.train.run_folder import LOGS
 from weft.train.stop import signals_held
 
-_PRELOADED = ("weft.train.worker", "torch.fx.experimental.symbolic_shapes")
+PRELOADED = ("weft.train.worker", "torch.fx.experimental.symbolic_shapes")
 """Imported once and before ranks fork. PyTorch imports the second, and sympy with it, in the first
 backward pass: half a second in every rank."""
 
 
-def warm_context(preload: Sequence[str] = _PRELOADED) -> ForkServerContext:
+def warm_context(preload: Sequence[str] = PRELOADED) -> ForkServerContext:
     """The process context of a job. Its server begins to import at once; the caller goes on.
 
     Ctrl-C and SIGTERM to a whole group do not reach the server: this process passes them on to
