@@ -71,6 +71,21 @@ def test_small_ones_are_nearly_as_good_as_the_best_of_all_orders() -> None:
     assert mean(distances) <= 0.01 and max(distances) <= 0.05
 
 
+def test_many_microbatches_take_what_few_say() -> None:
+    """Numbers in flight are compared by those; what is chosen is played whole."""
+    errors, played = [], 0
+    for seed in range(40):
+        making = drawn(seed, positions=4, most=4, shapes=("1f1b",))
+        places = len(making.room)
+        in_flight = tuple(sorted((1 + (seed >> p) % 5 for p in range(places)), reverse=True))
+        line = replace(making.pipeline, in_flight=in_flight)
+        many = replace(line, samples=97 * line.microbatch)
+        errors.append(abs(making.about(many) / making.seconds(many) - 1))
+        assert making.about(line) == making.seconds(line)
+        played = max(played, replace(making, pipeline=many).shorter().pipeline.num_microbatches)
+    assert mean(errors) < 0.003 and max(errors) < 0.05 and played <= 12
+
+
 @pytest.mark.parametrize(("positions", "many"), [(1, 3), (2, 5), (3, 8), (4, 4), (8, 16)])
 def test_named_ones_are_special_cases(positions: int, many: int) -> None:
     """Of equal times and borders of no length: the same lists, by the rules and the room alone."""

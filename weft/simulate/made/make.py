@@ -28,6 +28,9 @@ BUDGET = 10_000
 MOST_BOARDS = 256
 MOST_NUMBERS = 100
 """Of microbatches in flight that are tried, about; one is played faster than a search does it."""
+FULL_AFTER = 2
+"""Microbatches for each position beyond those in flight, after which as many more are taken for all
+that follow where numbers in flight are compared."""
 BEST_RULES = 3
 """Rules that are tried with less room too."""
 
@@ -49,6 +52,21 @@ class Making:
     def seconds(self, pipeline: PipelinePlan) -> float:
         last = last_size(pipeline.samples, pipeline.microbatch)
         return tape_of(Pattern.of(pipeline)).end(self.stages, self.borders, last)
+
+    def about(self, pipeline: PipelinePlan) -> float:
+        """``seconds`` where numbers in flight are said, without playing each of many microbatches:
+        they come to repeat themselves."""
+        many, more = pipeline.num_microbatches, FULL_AFTER * len(self.room)
+        few = max(pipeline.in_flight) + more
+        if many <= few + 2 * more:
+            return self.seconds(pipeline)
+        low, high = (self.seconds(_of(pipeline, number)) for number in (few, few + more))
+        return low + (high - low) * (many - few) / more
+
+    def shorter(self) -> Making:
+        """For as many microbatches as show which rule is best."""
+        many = min(self.pipeline.num_microbatches, (1 + FULL_AFTER) * len(self.room))
+        return replace(self, pipeline=_of(self.pipeline, many))
 
     def fits(self, pipeline: PipelinePlan) -> bool:
         held = held_at_peak(Pattern.of(pipeline))
@@ -77,6 +95,12 @@ class Making:
             split=split,
             last=last_size(self.pipeline.samples, self.pipeline.microbatch),
         )
+
+
+def _of(pipeline: PipelinePlan, many: int) -> PipelinePlan:
+    """With so many microbatches, the last as small as it is."""
+    fewer = pipeline.num_microbatches - many
+    return replace(pipeline, samples=pipeline.samples - fewer * pipeline.microbatch)
 
 
 def make(making: Making) -> PipelinePlan:
@@ -126,14 +150,14 @@ def _deepened(making: Making, usual: PipelinePlan) -> PipelinePlan:
         most[place + 1] = min(most[place + 1], *most[: place + 1])
     places = range(len(most))
     best = replace(usual, in_flight=tuple(min(most[p], len(most) - p) for p in places))
-    seconds, tries = making.seconds(best), MOST_NUMBERS
+    seconds, tries = making.about(best), MOST_NUMBERS
     while tries > 0:
         found = []
         for border in places[1:]:
             counts = [min(n + (p < border), most[p]) for p, n in enumerate(best.in_flight)]
             more = replace(best, in_flight=tuple(counts))
             if more != best:
-                found.append((making.seconds(more), counts, more))
+                found.append((making.about(more), counts, more))
         tries -= len(found)
         least = min(found, default=None, key=lambda each: each[:2])
         if least is None or least[0] >= seconds * (1 - WORTH):
@@ -150,7 +174,8 @@ def _searched(making: Making, *, split: bool) -> Board:
     )
     actions = many * len(making.stages) * (3 if split else 2)
     tables = making.shop(room, split=split).tables()
-    ends = sorted((follow(tables, rule).end, number) for number, rule in enumerate(RULES))
+    few = making.shorter().shop(room, split=split).tables()
+    ends = sorted((follow(few, rule).end, number) for number, rule in enumerate(RULES))
     rules = [RULES[number] for _, number in ends[:BEST_RULES]]
     ruled = [_narrowed(making, rule, tables, split=split) for rule in rules]
     searched = beam(tables, max(1, min(MOST_BOARDS, making.budget // actions)))
