@@ -24,6 +24,7 @@ from weft.plan.plan import Plan
 from weft.schedules.action import Action
 from weft.schedules.border_memory import borders_at_peak
 from weft.schedules.known import Pattern
+from weft.schedules.registry import SCHEDULES
 from weft.train.assemble import fill, initial
 from weft.train.family import assemble_model
 from weft.train.joining import join_plan
@@ -248,3 +249,17 @@ def test_as_much_is_at_borders_as_the_schedule_says(case: Case, pool: WorkerPool
     message = message_part(plan.pipelines[0], rehearsal.spec.d_model)
     found = pool.run(at_borders, plan, rehearsal, message, world_size=plan.world_size)
     assert found == pytest.approx(borders_at_peak(Pattern.of(plan.pipelines[0]), message))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-v", "dualpipe-v"])
+def test_deep_pipelines_are_told_from_few_positions(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not counted in their lists is what would be."""
+    chunks = SCHEDULES[name].chunks
+    deep = [Pattern(name, number, number * chunks, 100) for number in (7, 8, 9, 12, 17, 24)]
+    told = [borders_at_peak(pattern) for pattern in deep]
+    monkeypatch.setattr("weft.schedules.border_memory._grows_evenly", lambda _: False)
+    borders_at_peak.cache_clear()
+    assert told == [borders_at_peak(pattern) for pattern in deep]
+    borders_at_peak.cache_clear()

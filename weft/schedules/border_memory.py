@@ -25,6 +25,10 @@ _Moments = tuple[Sequence[Sequence[Action]], Sequence[Sequence[Action]]]
 """For every action of a position: what is received from then on, and what has arrived after it."""
 
 
+DEEP = 6
+"""Positions of a full pipeline, from which on each further one adds as much."""
+
+
 @lru_cache(maxsize=1 << 14)
 def borders_at_peak(pattern: Pattern, message: float = 1.0) -> tuple[float, ...]:
     """For every position, the tensors at its borders while it holds most microbatches.
@@ -33,11 +37,14 @@ def borders_at_peak(pattern: Pattern, message: float = 1.0) -> tuple[float, ...]
 
     Once the pipeline is full, further microbatches change nothing, but that ZB-V on two positions
     has one more where they are odd; where a schedule holds them all, each adds as many as the one
-    before. Stages of unlike meshes count as if theirs were alike.
+    before. Likewise further positions of a deep one. Stages of unlike meshes count as if theirs
+    were alike.
     """
     full = full_after(pattern)
     more = 0 if pattern.lists or pattern.heads else pattern.num_microbatches - full
     if more > 0:
+        if message == 1 and _grows_evenly(pattern):
+            return _deeper(pattern)
         most = borders_at_peak(replace(pattern, num_microbatches=full), message)
         if not SCHEDULES[pattern.name].holds_every_microbatch:
             return most
@@ -58,6 +65,28 @@ def borders_at_peak(pattern: Pattern, message: float = 1.0) -> tuple[float, ...]
         both = _as_messages(clocks, position, both)
         found.append(_peak(clocks, position, last, both, summed=summed) + message * messages)
     return tuple(found)
+
+
+def _grows_evenly(pattern: Pattern) -> bool:
+    """Deeper, where a list is not in rounds of its positions: those end where they do."""
+    schedule = SCHEDULES[pattern.name]
+    apart = pattern.in_flight or schedule.holds_every_microbatch or schedule.any_chunks
+    return pattern.num_positions > DEEP + 1 and not apart
+
+
+def _deeper(pattern: Pattern) -> tuple[float, ...]:
+    """As two pipelines of few positions have it: the two first positions and the two last grow with
+    the depth, and those between also along it."""
+    chunks, deep = pattern.num_stages // pattern.num_positions, pattern.num_positions
+    one, other = (
+        borders_at_peak(replace(pattern, num_positions=number, num_stages=number * chunks))
+        for number in (DEEP, DEEP + 1)
+    )
+    more, step = deep - DEEP, other[3] - other[2]
+    first = [few + more * (many - few) for few, many in zip(one[:3], other[:3], strict=True)]
+    last = [few + more * (many - few) for few, many in zip(one[-2:], other[-2:], strict=True)]
+    between = [first[2] + number * step for number in range(deep - 4)]
+    return (*first[:2], *between, *last)
 
 
 def _as_messages(clocks: Clocks, position: int, both: _Moments) -> _Moments:
