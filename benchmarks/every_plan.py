@@ -95,7 +95,7 @@ class Case:
 H, A, L = FAST.name, SLOW.name, OTHER.name
 CASES = {
     "one-line": Case(pools=(pool(H, 20, 1), pool(A, 24, 1), pool(L, 24, 1)), samples=2),
-    "small-memory": Case(pools=(pool(H, 9, 1, 2), pool(A, 14, 1)), samples=4),
+    "small-memory": Case(pools=(pool(H, 9.5, 1, 2), pool(A, 14.5, 1)), samples=4),
     "slow-links": Case(pools=(pool(H, 24, 1, 2, gbit=2), pool(A, 24, 1, gbit=2)), samples=4),
     "odd-layers": Case(pools=(pool(H, 26, 1), pool(A, 18, 2)), num_layers=5, samples=3),
     "side-by-side": Case(
@@ -111,8 +111,8 @@ CASES = {
         samples=5,
         seq_len=4096,
     ),
-    "two-nodes": Case(pools=(pool(H, 18, 2, 2, gbit=50),), seq_len=16384, domains=True),
-    "short-nodes": Case(pools=(pool(H, 15, 2, 2, gbit=50),), seq_len=16384, domains=True),
+    "two-nodes": Case(pools=(pool(H, 16, 2, 2, gbit=50),), seq_len=16384, domains=True),
+    "short-nodes": Case(pools=(pool(H, 13, 2, 2, gbit=50),), seq_len=16384, domains=True),
     "two-pools": Case(
         pools=(pool(H, 20, 2), pool(H, 20, 2)), num_layers=1, seq_len=32768, domains=True
     ),

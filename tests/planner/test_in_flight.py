@@ -67,7 +67,7 @@ def test_what_borders_cost_is_weighed_against_memory_and_recomputation() -> None
     (pipeline,), ((stages, _),) = best.plan.pipelines, slow.times(best.plan)
     assert pipeline.num_microbatches == 32 and pipeline.order != pipeline.schedule
     busy = [32 * sum(stages[n].whole_s for n in held) for held in pipeline.positions()]
-    assert max(busy) < 1.07 * sum(busy) / len(busy)
+    assert max(busy) < 1.08 * sum(busy) / len(busy)
     assert any(any(stage.cut) for stage in pipeline.stages)
     assert {stage.recompute for stage in pipeline.stages} != {"full"}
     assert best.time.step_s < 1.2 * max(busy)

@@ -27,7 +27,7 @@ def message(workload: Workload, **options: object) -> str:
 def test_what_is_short_and_what_would_do() -> None:
     assert message(LARGE) == (
         "cluster = ['A100-SXM4-80GB']: expected chips with enough memory for the model. "
-        "The plan that needs least puts 152.0 GiB on stage 0 (A100-SXM4-80GB), 78.4 GiB more than "
+        "The plan that needs least puts 151.8 GiB on stage 0 (A100-SXM4-80GB), 78.2 GiB more than "
         "the 73.6 GiB that may be planned. It would fit with more nodes (3 x A100-SXM4-80GB), or "
         "with 2.07 times the memory on each chip."
     )

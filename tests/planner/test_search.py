@@ -229,7 +229,7 @@ def test_layers_go_by_speed() -> None:
     assert layers["H100-SXM5-80GB"] > 1.5 * layers["A100-SXM4-80GB"]
 
 
-@pytest.mark.parametrize(("gib", "level"), [(40, 2), (24, 2), (20, 3)])
+@pytest.mark.parametrize(("gib", "level"), [(40, 2), (25, 2), (20, 3)])
 def test_zero_shares_what_memory_demands(gib: float, level: int) -> None:
     """Level 2 costs no time, so that it is taken at once; level 3 does, and is taken last."""
     lean = Options(max_split=1, max_stages=1, leave_idle=False, recompute=("full",))

@@ -47,8 +47,8 @@ def test_a_fast_chip_with_a_third_of_the_memory() -> None:
 
 def test_where_nothing_else_fits() -> None:
     """Neither chip, nor a pipeline through both."""
-    asked = problem((10, 40), 2, unlike_meshes=True)
-    spec = replace(asked.workload.spec, num_layers=6, vocab_size=128_000)
+    asked = problem((11, 38), 2, unlike_meshes=True)
+    spec = replace(asked.workload.spec, num_layers=4, vocab_size=128_000)
     asked = replace(asked, workload=replace(asked.workload, spec=spec, seq_len=1024))
     with pytest.raises(NoPlan):
         search(

@@ -27,7 +27,7 @@ CHUNK_ELSEWHERE = 1 << 28
 CHUNK_TOKENS = 256
 PART_TOKENS = 1024
 """Of a part of the head, or one divided along the vocabulary, whose logits are wide at once, as in
-``weft/nn/rows_loss.py``."""
+``weft/nn/rows_loss.py`` and ``weft/parallel/tp/modules.py``."""
 _SECOND: tuple[Item, ...] = ("ff input", "ff masks", "ff read", "gates", "hidden")
 """What the second part of a layer keeps; what enters it is its input where it is alone."""
 
@@ -265,30 +265,61 @@ def stage_working(shape: ModelShape, work: StageWork) -> float:
 
 
 def logits(shape: ModelShape, work: StageWork) -> float:
-    """Logits in two bytes, in four for the loss, and their gradient in four; head only.
+    """What the head and its loss hold while they compute, beside what is kept; head only.
 
-    In chunks: those of a chunk and their gradients, and what is kept from the forward: gradients of
-    the hidden states and of the head's weight.
+    Software that makes all logits at once has them in two bytes, in four for the loss, and their
+    gradient in four. Weft's own losses have rows of them, by what divides the vocabulary.
     """
     if not work.predicts:
         return 0.0
     width = shape.vocab_size * work.predicts / work.share("vocab")
-    if work.predicts < 1:  # gradients of all logits that were kept, and a chunk of both in four
-        return work.wide * work.tokens * width + 2 * 4 * min(work.tokens, PART_TOKENS) * width
-    if not work.eager:
-        whole = 10 * work.tokens * width
-        # Weft's own are in chunks; that matters where samples are so long that ranks divide them.
-        in_chunks = work.in_chunks and work.share("seq") > 1 and work.share("vocab") == 1
-        return min(whole, _chunked(shape, work, width, CHUNK_ELSEWHERE)) if in_chunks else whole
-    if (
-        work.share("vocab") > 1
-    ):  # a head split along the vocabulary keeps its probabilities for backward
-        return work.tokens * (4 * width + work.wide * shape.d_model) + 4 * 4 * CHUNK_TOKENS * width
-    return _chunked(shape, work, width, CHUNK_LOGITS)
+    if not work.in_chunks:
+        return 10 * work.tokens * width
+    if work.predicts < 1:
+        return _in_parts(shape, work, width)
+    if work.share("vocab") > 1:
+        return _divided(shape, work, width)
+    return _whole_rows(shape, work, width)
 
 
-def _chunked(shape: ModelShape, work: StageWork, width: float, chunk: int) -> float:
-    """Of a head whose logits are made so many at a time."""
-    rows = min(work.tokens, max(CHUNK_TOKENS, chunk / width))
-    grads = work.wide * work.tokens * shape.d_model + 3 * 4 * width * shape.d_model
-    return 2 * 4 * rows * width + grads
+def _whole_rows(shape: ModelShape, work: StageWork, width: float) -> float:
+    """Of ``weft/nn/losses.py``: gradients are made in the forward, that of the weight in four
+    bytes; a product of two bytes is added to it, of which a processor makes four first."""
+    chunk = CHUNK_LOGITS if work.eager else CHUNK_ELSEWHERE
+    logits = min(work.tokens, max(CHUNK_TOKENS, chunk // width)) * width
+    hidden = work.wide * work.tokens * shape.d_model
+    weight = width * shape.d_model * (not work.frozen)
+    narrow = work.wide % 4  # what is made beside four bytes
+    product = narrow + 4 * (narrow > 0 and work.eager)
+    most = (
+        (work.wide + 4 * (narrow > 0) + 4) * logits + 4 * weight,  # the softmax
+        (narrow + 4) * logits + (4 + product) * weight,
+        hidden + 2 * work.wide * weight,  # backward, which scales both
+    )
+    return hidden + max(most)
+
+
+def _divided(shape: ModelShape, work: StageWork, width: float) -> float:
+    """Of a head split along the vocabulary (``weft/parallel/tp/modules.py``), which keeps its
+    probabilities in four bytes for backward; hidden states and weight get gradients row by row."""
+    tokens, hidden = work.tokens, work.wide * work.tokens * shape.d_model
+    rows, weight = min(tokens, PART_TOKENS), work.wide * width * shape.d_model * (not work.frozen)
+    narrow = work.wide % 4
+    forward = 4 * tokens * width + (12 + narrow) * rows * width
+    if rows == tokens:
+        return max(forward, work.wide * rows * width + weight + hidden, 2 * hidden)
+    return max(forward, 4 * max(tokens - 3 * rows, 0) * width + 2 * (weight + hidden))
+
+
+def _in_parts(shape: ModelShape, work: StageWork, width: float) -> float:
+    """Of a part of the head (``weft/nn/rows_loss.py``), whose logits are kept: rows of them in four
+    bytes, and gradients of all."""
+    rows, narrow = min(work.tokens, PART_TOKENS) * width, work.wide % 4
+    grads = work.wide * work.tokens * width
+    weight = width * shape.d_model * (not work.frozen)
+    most = (
+        (8 + 2 * narrow) * rows,
+        grads + (4 + 2 * narrow) * rows,
+        work.wide * (weight + work.tokens * shape.d_model),  # the logits are gone
+    )
+    return max(most)

@@ -157,7 +157,7 @@ class StageWork(NamedTuple):
     in_rows: bool = False
     """Attention keeps the probabilities of its queries to all keys."""
     in_chunks: bool = False
-    """The head's logits are made some tokens at a time (``weft/nn/losses.py``)."""
+    """The head's logits are made some tokens at a time, as Weft does; others' software has all."""
     eager: bool = False
     """On a processor: attention in blocks of queries, and the gate kept before and after its
     activation (``weft/nn``)."""

@@ -86,9 +86,10 @@ class _Losses(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        d_logits = []
-        for logits, log_sum, index, ours, each in _chunks(*ctx.saved_tensors, grad):
+        d_logits = torch.empty_like(ctx.saved_tensors[0])
+        for out, logits, log_sum, index, ours, each in _chunks(d_logits, *ctx.saved_tensors, grad):
             chunk = (logits.to(log_sum.dtype) - log_sum[:, None]).exp_()
             chunk.scatter_add_(1, index, -ours.to(chunk.dtype)[:, None])
-            d_logits.append(chunk.mul_(each[:, None]).to(logits.dtype))
-        return torch.cat(d_logits), None, None, None
+            out.copy_(chunk.mul_(each[:, None]))
+            del chunk  # the next one needs the room
+        return d_logits, None, None, None
