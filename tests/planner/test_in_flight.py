@@ -56,18 +56,30 @@ def test_the_planner_keeps_more_in_flight_before_a_slow_border() -> None:
     assert search(problem(gbit=100_000)).best.plan.pipelines[0].in_flight == ()
 
 
+def behind_slow_borders(gib: float) -> Problem:
+    """Four nodes of two small cards."""
+    chips = ClusterView((pool("RTX4090", gib, 2, nodes=4, gbit=1),))
+    options = Options(micros=(1,), mixed_recompute=True, cuts_layers=True, in_flight=True)
+    work = Workload(spec=SIZES["llama3-8b"], seq_len=4096, samples=32)
+    return Problem(work, chips, options=options)
+
+
+def test_more_memory_is_not_kept_to_what_was_fastest_without_more_in_flight() -> None:
+    """Where layers need not be computed again in the usual order, they may have to for the best:
+    25 GiB were planned 1.33 times slower than 24.4."""
+    less, more = (search(behind_slow_borders(gib)).best.time.step_s for gib in (24.4, 25))
+    assert more < 1.02 * less
+
+
 def test_what_borders_cost_is_weighed_against_memory_and_recomputation() -> None:
     """Of four nodes that a slow network joins, with next to no room. By its usual order a plan that
     recomputes all is far behind; with more in flight it leads, and then what is even does."""
-    chips = ClusterView((pool("RTX4090", 24, 2, nodes=4, gbit=1),))
-    options = Options(micros=(1,), mixed_recompute=True, cuts_layers=True, in_flight=True)
-    work = Workload(spec=SIZES["llama3-8b"], seq_len=4096, samples=32)
-    slow = Problem(work, chips, options=options)
+    slow = behind_slow_borders(24.6)
     best = search(slow).best
     (pipeline,), ((stages, _),) = best.plan.pipelines, slow.times(best.plan)
     assert pipeline.num_microbatches == 32 and pipeline.order != pipeline.schedule
     busy = [32 * sum(stages[n].whole_s for n in held) for held in pipeline.positions()]
-    assert max(busy) < 1.08 * sum(busy) / len(busy)
+    assert max(busy) < 1.07 * sum(busy) / len(busy)
     assert any(any(stage.cut) for stage in pipeline.stages)
     assert {stage.recompute for stage in pipeline.stages} != {"full"}
     assert best.time.step_s < 1.2 * max(busy)

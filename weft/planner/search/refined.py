@@ -7,11 +7,12 @@ memory. So each is tried alone and with the others, and what is fastest in the e
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import inf
 
 from weft.plan.plan import Plan
 from weft.planner.problem import Problem
-from weft.planner.search.again import with_least_recompute
+from weft.planner.search.again import ALL, with_least_recompute
 from weft.planner.search.finer import with_finer_borders
 from weft.planner.search.found import Candidate
 from weft.planner.search.heads import with_head_parts
@@ -42,6 +43,7 @@ def _variants(lists: Sequence[Sequence[Candidate]], problem: Problem) -> Iterato
         few += [*found[:BEST_FEW], *sorted(deeper, key=_step_s)[:BEST_FEW]]
         least = min([least, *map(_step_s, deeper)])
     few = _each_once(few)
+    few = _each_once([*few, *_with_room(few, problem, least)])
     cut = with_finer_borders(few, problem)
     yield from with_head_parts(few, problem)
     lighter = with_least_recompute([*few, *cut], problem)
@@ -51,6 +53,20 @@ def _variants(lists: Sequence[Sequence[Candidate]], problem: Problem) -> Iterato
             made = with_made_orders(candidate, problem)
             least = min(least, made.time.step_s)
             yield made
+
+
+def _with_room(few: Sequence[Candidate], problem: Problem, least: float) -> list[Candidate]:
+    """Those that could be the fastest if they kept next to nothing, for then more microbatches are
+    in flight; what there is room for after that is kept again."""
+    again = [_all_again(each, problem) for each in few if problem.options.mixed_recompute]
+    bare = [each for each in _each_once(again) if _floor_s(each, problem) < least]
+    return [with_made_orders(each, problem, lists=False) for each in bare]
+
+
+def _all_again(candidate: Candidate, problem: Problem) -> Candidate:
+    plan = candidate.plan.each(lambda stage: replace(stage, recompute=ALL))
+    there = problem.on(candidate.cluster)
+    return replace(candidate, plan=plan, time=there.time(plan), memory=there.memory(plan))
 
 
 def _each_once(candidates: Sequence[Candidate]) -> list[Candidate]:
