@@ -92,11 +92,19 @@ class Here:
         return tuple(processor_s([rank.process.pid]) for rank in self.ranks)
 
     def hold(self) -> None:
-        """No rank does anything until all may go on."""
-        while going := [r for r in self.ranks if not stands_still([r.process.pid])]:
+        """No rank does anything until all may go on. One that waits for a process which it starts,
+        and which was stopped before it began, stops only after that."""
+        while going := self._going():
             for rank in going:
                 self._signal(rank, signal.SIGSTOP)
             time.sleep(_STOPS_S)
+            if going := self._going():
+                for rank in going:
+                    self._signal(rank, signal.SIGCONT)
+                time.sleep(_STOPS_S)
+
+    def _going(self) -> list[RankProcess]:
+        return [rank for rank in self.ranks if not stands_still([rank.process.pid])]
 
     def go_on(self) -> None:
         """Ranks that were held."""
