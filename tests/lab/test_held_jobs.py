@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from threading import Thread
 
 from lab.lab_cases import TWO, needs_root, own_labs
 
@@ -78,3 +79,32 @@ def test_jobs_outside_of_a_lab_are_held_too(tmp_path: Path) -> None:
             else:
                 assert one.is_short and one.failed == 1
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+STARTS = """
+import subprocess
+while True:
+    subprocess.run(["true"])
+"""
+
+
+def test_ranks_that_start_processes_are_held_too(tmp_path: Path) -> None:
+    """One that is stopped with the process that it forked (vfork) cannot stop before that goes on;
+    it was waited for without end, mostly within a hundred times."""
+    here = Here(2)
+    done: list[bool] = []
+
+    def hold() -> None:
+        for _ in range(200):
+            here.hold()
+            done.append(stands_still(rank.process.pid for rank in here.ranks))
+            here.go_on()
+
+    with here.built():
+        here.start([sys.executable, "-S", "-c", STARTS], tmp_path, quiet=True)
+        holding = Thread(target=hold, daemon=True)
+        holding.start()
+        holding.join(120)
+        held = not holding.is_alive()
+    holding.join(120)  # ranks that have ended stand still
+    assert held and all(done) and len(done) == 200

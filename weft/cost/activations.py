@@ -270,7 +270,7 @@ def logits(shape: ModelShape, work: StageWork) -> float:
     Software that makes all logits at once has them in two bytes, in four for the loss, and their
     gradient in four. Weft's own losses have rows of them, by what divides the vocabulary.
     """
-    if not work.predicts:
+    if not (work.predicts and work.tokens):
         return 0.0
     width = shape.vocab_size * work.predicts / work.share("vocab")
     if not work.in_chunks:

@@ -8,16 +8,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from weft.lab.lab import LOGS
 from weft.lab.ranks import RankProcess, start
-from weft.lab.steps import processor_s, stands_still
+from weft.lab.steps import hold, processor_s
 
-_STOPS_S = 0.001
 _SHORT = (b"out of memory", b"OutOfMemory")
 """What a rank prints that ends for want of memory on its device, somewhere in its last lines."""
 _LAST_BYTES = 20_000
@@ -92,19 +90,8 @@ class Here:
         return tuple(processor_s([rank.process.pid]) for rank in self.ranks)
 
     def hold(self) -> None:
-        """No rank does anything until all may go on. One that waits for a process which it starts,
-        and which was stopped before it began, stops only after that."""
-        while going := self._going():
-            for rank in going:
-                self._signal(rank, signal.SIGSTOP)
-            time.sleep(_STOPS_S)
-            if going := self._going():
-                for rank in going:
-                    self._signal(rank, signal.SIGCONT)
-                time.sleep(_STOPS_S)
-
-    def _going(self) -> list[RankProcess]:
-        return [rank for rank in self.ranks if not stands_still([rank.process.pid])]
+        """No rank does anything until all may go on."""
+        hold(self.ranks, lambda rank: [rank.process.pid], self._signal)
 
     def go_on(self) -> None:
         """Ranks that were held."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -17,7 +16,7 @@ from weft.lab.disk import SmallDisk
 from weft.lab.identity import Identity
 from weft.lab.network import Network
 from weft.lab.ranks import RankProcess, environment, start
-from weft.lab.steps import processor_s, stands_still
+from weft.lab.steps import hold, processor_s
 from weft.resolve.rank_chips import CLUSTER_VARIABLE
 
 LOGS = "lab"
@@ -25,8 +24,6 @@ LOGS = "lab"
 CLUSTER = "cluster.json"
 """There: the cluster file that ranks are told of."""
 _ROUNDING = 1e-9
-_STOPS_S = 0.001
-"""In which a process notices that it is to stop."""
 
 
 def refuse_too_much(cluster: ClusterFile, machine: Node) -> None:
@@ -152,12 +149,9 @@ class Lab:
         self.groups.signal(rank, signal.SIGSTOP)
 
     def hold(self) -> None:
-        """No rank does anything until all may go on. One that waits for its turn on a core stops
-        when it has that."""
-        while going := [r for r in self.ranks if not stands_still(self.groups.processes(r.rank))]:
-            for rank in going:
-                self.groups.signal(rank.rank, signal.SIGSTOP)
-            time.sleep(_STOPS_S)
+        """No rank does anything until all may go on."""
+        ranks = [rank.rank for rank in self.ranks]
+        hold(ranks, self.groups.processes, self.groups.signal)
 
     def go_on(self) -> None:
         """Ranks that were held."""

@@ -5,15 +5,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from weft.lab.identity import fields_of
 
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 _USER, _SYSTEM = 11, 12
 """Fields of a process: ticks in either mode, all threads together."""
+_STOPS_S, _MOST_S = 0.001, 0.01
+"""In which a process notices that it is to stop, at first and on a busy machine."""
+
+R = TypeVar("R")
 
 
 class Steps:
@@ -82,6 +89,33 @@ def processor_s(pids: Iterable[int]) -> float:
 def stands_still(pids: Iterable[int]) -> bool:
     """All of them are stopped, or have ended."""
     return all(fields_of(pid)[:1] in ([], ["T"], ["t"], ["Z"], ["X"]) for pid in pids)
+
+
+def hold(
+    ranks: Sequence[R],
+    processes: Callable[[R], Iterable[int]],
+    send: Callable[[R, signal.Signals], None],
+) -> None:
+    """Stop ranks, and return when no process of any of them does anything.
+
+    One that waits for its turn on a core stops when it has that. One that was stopped with a
+    process that it forked (vfork) waits for that, and stops once both have gone on for a while.
+    """
+
+    def going() -> list[R]:
+        return [rank for rank in ranks if not stands_still(processes(rank))]
+
+    def told(some: Sequence[R], number: signal.Signals) -> None:
+        for rank in some:
+            send(rank, number)
+        time.sleep(wait_s)
+
+    wait_s = _STOPS_S
+    while left := going():
+        told(left, signal.SIGSTOP)
+        if left := going():
+            told(left, signal.SIGCONT)
+        wait_s = min(2 * wait_s, _MOST_S)
 
 
 def busy(moments: Sequence[Moment], speeds: Sequence[float], after_step: int) -> tuple[float, ...]:

@@ -58,8 +58,10 @@ def _variants(lists: Sequence[Sequence[Candidate]], problem: Problem) -> Iterato
 def _with_room(few: Sequence[Candidate], problem: Problem, least: float) -> list[Candidate]:
     """Those that could be the fastest if they kept next to nothing, for then more microbatches are
     in flight; what there is room for after that is kept again."""
-    again = [_all_again(each, problem) for each in few if problem.options.mixed_recompute]
-    bare = [each for each in _each_once(again) if _floor_s(each, problem) < least]
+    if not problem.options.mixed_recompute:
+        return []
+    again = _each_once([_all_again(each, problem) for each in few])
+    bare = [each for each in again if _floor_s(each, problem) < least]
     return [with_made_orders(each, problem, lists=False) for each in bare]
 
 
