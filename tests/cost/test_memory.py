@@ -93,6 +93,18 @@ def test_pipelines_side_by_side_share_state() -> None:
     assert memory[0].optimizer == pytest.approx(8 * SHAPE.params / 2)
 
 
+def test_who_only_keeps_computes_with_nothing() -> None:
+    working, keeping = (
+        StagePlan(mesh=Mesh.of((rank,)), layers=(0, 4), zero=1, state_shares=(rank,))
+        for rank in range(2)
+    )
+    both = plan(working, samples=16).pipelines + plan(keeping, samples=0).pipelines
+    one, other = memory_of_plan(Plan(num_layers=4, pipelines=both), SPEC, SEQ).values()
+    assert one.optimizer == 0 and other.optimizer == pytest.approx(8 * SHAPE.params)
+    assert one.activations > 0 and one.logits > 0
+    assert other.activations == other.working == other.logits == 0
+
+
 def test_state_is_what_the_optimizer_keeps_of_what_is_trained() -> None:
     """One momentum; of a frozen layer and of the frozen embedding the weights alone, which level 3
     leaves whole."""

@@ -24,3 +24,11 @@ def test_need_prints_what_is_shown(here: Path, weft: Weft) -> None:
     number = next(n for n, block in enumerate(found) if "--need" in block.text)
     (call,) = calls(found[number])
     assert found[number + 1].text in weft(*call.arguments)
+
+
+def test_goodput_prints_what_is_shown(here: Path, weft: Weft) -> None:
+    found = [block.text for block in blocks(PAGE)]
+    number = next(n for n, text in enumerate(found) if "--goodput" in text)
+    (here / "mine.yaml").write_text(found[number - 1])
+    command, _, shown = found[number].partition("\n")
+    assert shown in weft(*command.split()[2:])
