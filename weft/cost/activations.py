@@ -207,16 +207,15 @@ def _scores(shape: ModelShape, work: StageWork) -> float:
 def _feed_forward(shape: ModelShape, work: StageWork, *, experts: bool) -> dict[Item, float]:
     """What its activation reads, and what it makes; without a compiler a gate's too."""
     wide, split = work.wide * work.tokens, work.share("d_ff")
-    first = shape.num_matrices - 1
+    first, again = shape.num_matrices - 1, (work.eager or work.apart) and shape.gated
     if not experts or shape.experts is None:
         width = wide * shape.d_ff / split
-        many = shape.num_matrices + (work.eager and shape.gated)
-        return {"gates": first * width, "hidden": (many - first) * width}
+        return {"gates": first * width, "hidden": (1 + again) * width}
     mixture = shape.experts
     visits = mixture.top_k * work.expert_visits
     width = wide * (visits * mixture.d_ff + mixture.shared_d_ff) / split
     copies = wide * visits * 2 * shape.d_model
-    return {"gates": first * width + copies, "hidden": width}
+    return {"gates": first * width + copies, "hidden": (1 + again) * width}
 
 
 @lru_cache(maxsize=1 << 14)

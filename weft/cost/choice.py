@@ -269,6 +269,7 @@ def choice_of(
             in_rows=stage.scores == "rows",
             in_chunks=True,
             eager=stage.device == HOST,
+            apart=stage.device != HOST and not training.compiled,
             wide_products=training.wide_products,
         ),
         axes=axes,

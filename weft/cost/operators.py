@@ -96,6 +96,8 @@ def _attention_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
         yield Op("value up", "matmul", tokens, heads * (low.d_nope + low.d_value), low.kv_rank)
     yield from _core_ops(shape, work, heads)
     yield Op("out", "matmul", tokens, shape.d_model, heads * shape.value_width)
+    if work.apart and shape.rotates:
+        yield _rotation_op(shape, work, heads)
     if work.frozen:
         yield _adapters_op(shape, work)
 
@@ -120,6 +122,17 @@ def softmax_op(elements: float, *, dropout: bool) -> Op:
     return Op("softmax", "elementwise", num_bytes=(4 + 5 * dropout) * elements)
 
 
+def _rotation_op(shape: ModelShape, work: StageWork, heads: float) -> Op:
+    """Of queries and keys, where no compiler makes it part of what is beside it: a product (2 bytes
+    read, 2 written), halves swapped (4) and both added up (8)."""
+    if shape.latent is None:
+        kv_heads = max(shape.num_kv_heads / work.share("kv_heads"), 1.0)
+        width = shape.d_head * (heads + kv_heads)
+    else:
+        width = shape.latent.d_rope * (heads + 1)
+    return Op("rotation", "elementwise", num_bytes=14 * work.tokens * width)
+
+
 def _adapters_op(shape: ModelShape, work: StageWork) -> Op:
     """Of low rank beside attention's frozen products, which they hardly compute for: dropout of
     what enters (2 bytes read, 3 written), its way to few columns (2), the way back (2), and the sum
@@ -134,7 +147,9 @@ def _feed_forward_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
     tokens, width = work.tokens, shape.d_ff / work.share("d_ff")
     yield Op("up", "matmul", tokens, width * (shape.num_matrices - 1), shape.d_model)
     name = "activation" if shape.gated else "plain activation"
-    yield Op(name, "elementwise", num_bytes=2 * tokens * width * shape.num_matrices)
+    # A gate's activation alone is read and written once more.
+    passes = shape.num_matrices + 2 * (work.apart and shape.gated)
+    yield Op(name, "elementwise", num_bytes=2 * tokens * width * passes)
     yield Op("down", "matmul", tokens, shape.d_model, width)
 
 
@@ -150,7 +165,8 @@ def _expert_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
     width = experts.d_ff / work.share("d_ff")
     yield Op("expert up", "matmul", each, width * gates, shape.d_model, many)
     yield Op("expert down", "matmul", each, shape.d_model, width, many)
-    moved = 2 * visits * (width * shape.num_matrices + 4 * shape.d_model)
+    passes = shape.num_matrices + 2 * (work.apart and shape.gated)
+    moved = 2 * visits * (width * passes + 4 * shape.d_model)
     yield Op("activation and permutation", "elementwise", num_bytes=moved)
     if experts.shared_d_ff:
         shared = experts.shared_d_ff / work.share("d_ff")

@@ -161,6 +161,9 @@ class StageWork(NamedTuple):
     eager: bool = False
     """On a processor: attention in blocks of queries, and the gate kept before and after its
     activation (``weft/nn``)."""
+    apart: bool = False
+    """On an accelerator whose blocks are not compiled: each operation goes through memory alone,
+    and the gate is kept likewise."""
     wide_products: float = 0.0
     """Part of the layers' products with weights that have 16 bits where ``dtype`` has eight."""
 
@@ -303,6 +306,8 @@ class Training:
     """Updates may take parts of tensors in turn."""
     wide_products: float = 0.0
     """Of layers' weights, the part whose products have 16 bits though the precision has eight."""
+    compiled: bool = True
+    """Blocks on accelerators are compiled, as they are where nothing else is asked for."""
     moved_bytes: float = ADAMW_BYTES
     """That an update reads and writes of one parameter."""
 

@@ -79,6 +79,11 @@ class ModelShape:
     """Those of ``num_vectors`` that are in a layer's second part."""
 
     @property
+    def rotates(self) -> bool:
+        """Queries and keys are turned by their positions, which no table has."""
+        return bool(self.num_heads) and not self.num_positions
+
+    @property
     def seen(self) -> float:
         """The part of a sequence that a token sees, on average."""
         return 0.5 if self.causal else 1.0

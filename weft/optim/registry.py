@@ -40,8 +40,11 @@ def is_by_element(optim: OptimConfig) -> bool:
     return OPTIMIZERS.named("optim.kind", optim.kind).by_element
 
 
-def training_of(optim: OptimConfig, params: Sequence[ParamSpec]) -> Training:
-    """What of a model with these parameters is trained, and how much is kept of it."""
+def training_of(
+    optim: OptimConfig, params: Sequence[ParamSpec], *, compiled: bool = True
+) -> Training:
+    """What of a model with these parameters is trained, and how much is kept of it; ``compiled``:
+    as ``Training`` has it."""
     whole, trained = Counter[UnitName](), Counter[UnitName]()
     specs = marked(optim, params)
     for spec in specs:
@@ -54,7 +57,11 @@ def training_of(optim: OptimConfig, params: Sequence[ParamSpec]) -> Training:
     kept = _kept(rule_of(optim), specs) if kind.moments is None else kind.moments(optim)
     moved = ADAMW_BYTES if kind.moved_bytes is None else kind.moved_bytes(optim)
     every = Training(
-        kept, by_element=kind.by_element, wide_products=_wide(specs), moved_bytes=moved
+        kept,
+        by_element=kind.by_element,
+        wide_products=_wide(specs),
+        compiled=compiled,
+        moved_bytes=moved,
     )
     if trained == whole:
         return every

@@ -53,6 +53,7 @@ def reached_flops(pool: ChipPool, problem: Problem) -> float:
         samples=1,
         seq_len=workload.seq_len,
         dtype=dtype_of(workload.precision),
+        apart=not workload.training.compiled,
         wide_products=workload.training.wide_products,
     )
     hardware = problem.knowledge.hardware_of(pool)

@@ -23,7 +23,7 @@ from weft.models.registry import (
     param_specs,
 )
 from weft.optim.groups import marked
-from weft.optim.registry import is_by_element, training_of
+from weft.optim.registry import is_by_element
 from weft.plan.plan import Plan, StagePlan
 from weft.plan.plan_file import view_used
 from weft.planner.expert_places import refuse_wrong_places
@@ -46,7 +46,7 @@ from weft.resolve.planned import (
     refuse_limit_of_activations,
     says_a_plan,
 )
-from weft.resolve.resolve import read_plan_file, resolve, vocab_size_asked
+from weft.resolve.resolve import read_plan_file, resolve, training_asked, vocab_size_asked
 from weft.resolve.usual_precision import usual_precision
 from weft.simulate.step import Knowledge
 
@@ -118,7 +118,7 @@ def _workload(loaded: Loaded, cluster: ClusterView, notes: list[str]) -> Workloa
         seq_len=config.data.seq_len,
         samples=_samples(loaded),
         precision=precision,
-        training=training_of(config.optim, param_specs(spec)),
+        training=training_asked(config, spec),
     )
 
 

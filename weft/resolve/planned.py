@@ -20,8 +20,6 @@ from weft.config.plan_sections import MADE, PLAN_WAYS
 from weft.config.sections import Config
 from weft.config.tree import origin_of
 from weft.cost.profile_file import from_data, to_json
-from weft.models.registry import param_specs
-from weft.optim.registry import training_of
 from weft.plan.plan import Plan, Precision, StagePlan
 from weft.planner.in_sites import search_in_sites
 from weft.planner.problem import Options, Problem, Workload
@@ -31,7 +29,7 @@ from weft.planner.sureness import surest
 from weft.resolve.kept import ACTIVATIONS
 from weft.resolve.prediction import AUTO_FILE
 from weft.resolve.rank_chips import Machine, RankChips, chips_of_file, chips_of_machines
-from weft.resolve.resolve import compiles, refuse_unusable, spec_asked
+from weft.resolve.resolve import compiles, refuse_unusable, spec_asked, training_asked
 from weft.resolve.tiers import expert_tiers_asked, param_tiers_asked, tiers_asked
 from weft.resolve.usual_precision import usual_precision
 from weft.simulate.known import local_profile
@@ -226,7 +224,7 @@ def problem_of(config: Config, resources: Resources) -> Problem:
         seq_len=config.data.seq_len,
         samples=config.batch.samples or 0,
         precision=resources.precision if asked == "auto" else asked,
-        training=training_of(config.optim, param_specs(spec)),
+        training=training_asked(config, spec),
     )
     chips = resources.chips
     options = replace(options_in(workload.precision, config), leave_idle=resources.may_idle)

@@ -101,7 +101,7 @@ class Resolved:
     @property
     def training(self) -> Training:
         """What is trained, and what the optimizer keeps of it."""
-        return training_of(self.config.optim, param_specs(self.spec))
+        return training_asked(self.config, self.spec)
 
     @property
     def workload(self) -> Workload:
@@ -253,6 +253,12 @@ def vocab_size_asked(config: Config) -> int:
     return of_file or config.data.vocab_size
 
 
+def training_asked(config: Config, spec: ModelSpec) -> Training:
+    """What is trained, what the optimizer keeps of it, and whether blocks are compiled."""
+    compiled = config.compute.compile is not False
+    return training_of(config.optim, param_specs(spec), compiled=compiled)
+
+
 def spec_asked(config: Config) -> ModelSpec:
     """The model with the vocabulary that is asked for."""
     return model_spec(config.model, vocab_size_asked(config), config.data.seq_len)
@@ -349,7 +355,7 @@ def _with_activations(
         if stage.recompute is None
     ]
     spec = spec_asked(config)
-    training = training_of(config.optim, param_specs(spec))
+    training = training_asked(config, spec)
     seq_len = config.data.seq_len
     found = with_activations_in(plan, gib, spec, seq_len, training=training, places=places)
     texts = ", ".join(dict.fromkeys(stage.recompute for _, _, stage in found.stages()))

@@ -159,6 +159,7 @@ class Costs:
                 gathers_keys=not self._eager[section.pool],
                 in_chunks=True,
                 eager=self._eager[section.pool],
+                apart=not (self._eager[section.pool] or self.workload.training.compiled),
                 wide_products=self.workload.training.wide_products,
             ),
             axes=axes,
