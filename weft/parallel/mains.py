@@ -73,6 +73,26 @@ def _bring(values: Tensor, to: Tensor) -> None:
     forget(values)
 
 
+class _Copy:
+    """A box of a parameter that is no view of a buffer: the parameter has other boxes, or another
+    dtype. Where all of them come and go it has no memory while they are gone."""
+
+    def __init__(self, param: nn.Parameter, place: tuple[slice, ...], view: Tensor) -> None:
+        self._param, self._place, self.view = param, place, view
+        self.is_hollow = not param.untyped_storage().nbytes()
+
+    def part(self) -> Tensor:
+        """Of the parameter; autograd does not see what it is given, which is what it had."""
+        if not self._param.untyped_storage().nbytes():
+            self._param.untyped_storage().resize_(self._param.nbytes)
+        return self._param.data[self._place]
+
+    def let_go(self) -> None:
+        """All boxes of a unit come and go at a time."""
+        if self.is_hollow:
+            self._param.untyped_storage().resize_(0)
+
+
 class FlatParams:
     """The parameters of one bucket whose holders, or those of each domain, keep a segment each
     (ZeRO).
@@ -103,17 +123,17 @@ class FlatParams:
         first = params[bucket.entries[0].held.spec.name].param
         dtype = first.dtype if bucket.in_one_precision else master.dtype
         self.flat = torch.zeros(bucket.numel(comm.rank), dtype=dtype, device=first.device)
-        self._copies: list[tuple[Tensor, Tensor]] = []
+        self._copies = []
         for entry in bucket.entries:
             local = params[entry.held.spec.name]
             view = self.flat[entry.start : entry.stop].view(entry.box.size)
-            part = local.param.detach()[local.stored.slices(entry.box)]
-            if local.param.untyped_storage().nbytes():
-                view.copy_(part)
+            copy = _Copy(local.param, local.stored.slices(entry.box), view)
+            if not copy.is_hollow:
+                view.copy_(copy.part())
             if local.stored.boxes == (entry.box,) and local.param.dtype == dtype:
                 local.param.data = view
             else:
-                self._copies.append((part, view))
+                self._copies.append(copy)
         self._near, self._segments = bucket.near(comm.rank), bucket.segments(comm.rank)
         first_place = bucket.first(comm.rank)
         self._place = slice(first_place, first_place + bucket.segment(comm.rank))
@@ -211,8 +231,8 @@ class FlatParams:
                     self.flat.untyped_storage().resize_(self.flat.nbytes)
                 self._rounded.decode(self._message, self.flat)
                 self._message = None
-            for part, view in self._copies:
-                part.copy_(view)
+            for copy in self._copies:
+                copy.part().copy_(copy.view)
         self._is_whole = True
 
     def free(self) -> None:
@@ -220,6 +240,8 @@ class FlatParams:
         if self.bucket.level == 3 and (self._is_whole or self._pending is not None):
             self.wait()
             self.flat.untyped_storage().resize_(0)
+            for copy in self._copies:
+                copy.let_go()
             self._is_whole = False
 
     def _gather(self) -> None:

@@ -62,17 +62,10 @@ def _refuse_places(key: str, said: object, places: Places, ways: int) -> None:
 
 def _refuse_copies(key: str, stage: StagePlan) -> None:
     has_copies = any(isinstance(at, tuple) for places in stage.expert_places for at in places)
-    if has_copies and (why := _keeps_whole(stage)):
-        hint = "What several hold in part alike comes and goes with each of them."
-        expected = f"one place for each expert {why}"
+    if has_copies and stage.param_tier != "device":
+        hint = "What one rank has comes alone, and copies of it with others."
+        expected = "one place for each expert where parameters wait elsewhere (param_tier)"
         raise ConfigError(key, stage.expert_places, expected, hint)
-
-
-def _keeps_whole(stage: StagePlan) -> str:
-    """What takes a rank's experts of a layer together, in words; copies are for others to sum."""
-    if stage.zero == 3:
-        return "with zero: 3 (at most 2)"
-    return "on the device" if {stage.expert_tier, stage.param_tier} != {"device"} else ""
 
 
 def refuse_idle_moves(plan: Plan, *, copies: int = 0) -> None:
@@ -83,8 +76,9 @@ def refuse_idle_moves(plan: Plan, *, copies: int = 0) -> None:
             nothing is.
     """
     for _, _, stage in plan.stages():
-        if copies and stage.mesh.size(AXIS) > 1 and (why := _keeps_whole(stage)):
-            raise ConfigError("move_experts.replicate", copies, f"0: one place each {why}")
+        if copies and stage.mesh.size(AXIS) > 1 and stage.param_tier != "device":
+            expected = "0 where parameters wait elsewhere (param_tier)"
+            raise ConfigError("move_experts.replicate", copies, expected)
     if not any(stage.mesh.size(AXIS) > 1 for _, _, stage in plan.stages()):
         hint = f"No stage divides experts: {AXIS} of a stage does."
         raise ConfigError("move_experts", "a section", "null", hint)

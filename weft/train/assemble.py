@@ -164,12 +164,7 @@ def assemble(
     pieces = held_pieces(plan, source.specs, source.tilings)
     held = {name: tiling.boxes.get(comm.rank) for name, tiling in source.tilings.items()}
     stored = {name: Stored(boxes) for name, boxes in held.items() if boxes is not None}
-    hollow = {
-        name
-        for name, cut in pieces.items()
-        if any(held.level == 3 for held in cut if comm.rank in held.ranks)
-    }
-    share = Share(rank_plan, comm, stored, hollow)
+    share = Share(rank_plan, comm, stored, _hollow(pieces, comm.rank))
     stages = {number: source.stage(number, share) for number in rank_plan.stages}
     buffers = RunningBuffers(source.buffers, stages.values(), rank_plan)
     comm.open_groups(axis_groups(plan, comm.members))
@@ -222,6 +217,12 @@ def assemble(
         skips_non_finite=skips_non_finite,
     )
     return Assembled(stages, executor, engine, optimizer, source.specs, histories, residents)
+
+
+def _hollow(pieces: Mapping[str, Sequence[Held]], rank: int) -> set[str]:
+    """As ``Share.hollow``: all that a rank has of it comes and goes."""
+    own = {name: [held for held in cut if rank in held.ranks] for name, cut in pieces.items()}
+    return {name for name, cut in own.items() if cut and all(held.level == 3 for held in cut)}
 
 
 def _residents(rank_plan: RankPlan, gradients: Gradients) -> Residents | None:
