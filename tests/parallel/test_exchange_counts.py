@@ -1,5 +1,6 @@
 """What an exchange of tokens sends, by step of their way: to the byte and message by formula."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.parallel.ep.exchange import COUNTS, TOKENS
 from weft.plan.model import ExpertsSpec
-from weft.plan.plan import Plan
+from weft.plan.plan import Plan, ZeroLevel
 from weft.train.assemble import fill, initial
 from weft.train.family import assemble_model
 from weft.train.joining import join_plan
@@ -47,7 +48,10 @@ class Expected(NamedTuple):
 
 
 def counted(
-    address: RankAddress, plan: Plan, rehearsal: Rehearsal
+    address: RankAddress,
+    plan: Plan,
+    rehearsal: Rehearsal,
+    names: Collection[str] = (COUNTS, TOKENS),
 ) -> dict[tuple[str, Link], Count]:
     """Of one step, of ranks that say they are on two machines."""
     comm, _ = join_plan(address, plan)
@@ -61,7 +65,7 @@ def counted(
     built.engine.step(synthetic_microbatches(comm, plan, rehearsal, 0))
     found = comm.counters.take()
     comm.close()
-    return {key: count for key, count in found.items() if key[0] in (COUNTS, TOKENS)}
+    return {key: count for key, count in found.items() if key[0] in names}
 
 
 @pytest.mark.parametrize(
@@ -115,3 +119,21 @@ def test_two_steps_send_far_as_much_in_each_message_as_neighbours_have() -> None
         once[Way("experts", "across")],
     )
     assert far / (NODES - 1) == EACH * (flats / 4) / (NODES * EACH - 1) == a_rank / 2
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_copies_of_an_expert_are_summed_by_all_that_have_it(
+    zero: ZeroLevel, pool: WorkerPool
+) -> None:
+    """As predicted, beside the same plan without copies; buckets begin at even places."""
+    names, rehearsal = ("gradients", "parameters"), CASE.rehearsal()
+    view = ClusterView((chips(H100, 80, EACH, nodes=NODES, gbit=100),))
+    found, predicted = [], []
+    for last in (3, (1, 3)):
+        plan = replace(CASE, zero=zero, expert_places=((0, 1, 2, 3, last),) * NUM_LAYERS).plan()
+        ranks = pool.run(counted, plan, rehearsal, names, world_size=plan.world_size)
+        found.append(sum(count.bytes for rank in ranks for count in rank.values()))
+        sent = sent_by_plan(plan, rehearsal.spec, view, seq_len=rehearsal.seq_len)
+        predicted.append(sum(size for way, size in sent.items() if way.name in names))
+    assert found[1] - found[0] == pytest.approx(predicted[1] - predicted[0], rel=1e-3)
+    assert predicted[1] > predicted[0]

@@ -14,13 +14,15 @@ from train.small_jobs import SMALL, STEPS, job, losses
 from train.test_life import live
 
 from weft.config.errors import ConfigError
+from weft.cost.choice import choice_of
+from weft.cost.memory import memory_of_plan
 from weft.elastic.loads import Loads
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import param_specs
 from weft.parallel.params import param_tilings
 from weft.plan.box import Box
 from weft.plan.model import ExpertsSpec
-from weft.plan.plan import Plan
+from weft.plan.plan import Plan, ZeroLevel
 from weft.planner.expert_places import (
     places_of,
     refuse_idle_moves,
@@ -87,6 +89,27 @@ def test_one_that_all_want_is_copied_where_no_change_of_places_helps() -> None:
     first = next(p for p in param_specs(SPEC) if p.of_experts and p.unit == 0)
     assert {rank: sum(box.size[0] for box in boxes) for rank, boxes in
             held[first.name].boxes.items()} == {0: 3, 1: 2}  # fmt: skip
+
+
+def test_copies_take_memory_and_a_part_of_the_tokens() -> None:
+    """Of four experts the first has a copy: the ranks hold 2 and 3 where 2 are even, of which their
+    holders divide 1.5 and 2.5; with as many tokens for each expert they compute as much."""
+    plan = placed(((0, 1), 0, 1, 1), *[((0, 1), 0, 1, 1)] * 3)
+    found = [choice_of(plan.pipelines[0], 0, 16, rank=rank).work for rank in (0, 1, None)]
+    assert [work.expert_part for work in found] == [1.0, 1.5, 1.5]
+    assert [work.expert_kept for work in found] == [0.75, 1.25, 1.25]
+    assert [work.expert_visits for work in found] == [0.75, 1.25, 1.25]
+    alone = placed((0, 0, 1, 1), *[(0, 0, 1, 1)] * 3)
+    own = sum(param.numel for param in param_specs(SPEC) if param.of_experts) / 4
+    for zero, each in ((0, 8 + 8 + 16), (2, 8)):  # fp64: weights, and what nobody divides
+
+        def whole(plan: Plan, zero: ZeroLevel = zero) -> float:
+            shared = plan.each(lambda stage: replace(stage, zero=zero))
+            by_rank = memory_of_plan(shared, SPEC, seq_len=16)
+            return by_rank[1].weights + by_rank[1].grads + by_rank[1].optimizer
+
+        divided = 0 if zero == 0 else 8 + 16
+        assert whole(plan) - whole(alone) == pytest.approx(own * (each + divided / 2))
 
 
 def test_boxes_are_those_of_the_places() -> None:

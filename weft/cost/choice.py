@@ -30,6 +30,7 @@ from weft.cost.work import (
 )
 from weft.memory.tiers import keeps_apart, of_gradients
 from weft.plan.borders import Layers, Place, in_parts
+from weft.plan.layout import At, places_at
 from weft.plan.mesh import EXPERT_AXIS, Mesh
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan, ZeroLevel
 from weft.precision.registry import PRECISIONS
@@ -246,7 +247,7 @@ def choice_of(
     axes = tuple((name, size) for name, size in stage.mesh.axes if size > 1)
     micro = pipeline.size_of(0)
     samples = most_samples(stage, micro, rank)
-    part_of_experts = _expert_part(stage.mesh, rank)
+    experts = _experts_of(stage, rank)
     mean = micro / stage.mesh.sample_ways if stage.sample_shares else samples
     return StageChoice(
         work=StageWork(
@@ -262,8 +263,9 @@ def choice_of(
             head_ways=stage.head_ways,
             expert_pieces=stage.expert_pieces,
             experts_at_once=stage.expert_ways == 1,
-            expert_part=part_of_experts,
-            expert_visits=part_of_experts * mean / samples if samples else 1.0,
+            expert_part=experts.held,
+            expert_kept=experts.kept,
+            expert_visits=experts.visited * mean / samples if samples else 1.0,
             expert_cast=stage.expert_cast,
             expert_cast_near=not stage.expert_cast_between,
             in_rows=stage.scores == "rows",
@@ -289,13 +291,43 @@ def choice_of(
     )
 
 
-def _expert_part(mesh: Mesh, rank: int | None) -> float:
-    """Experts of a rank beside as many for each; None: of the rank that has most."""
-    shares = mesh.expert_shares
+class _Experts(NamedTuple):
+    """Of a rank, or of the one that has most, beside as many for each rank."""
+
+    held: float = 1.0
+    kept: float = 1.0
+    """Where each of several copies of one counts as a part."""
+    visited: float = 1.0
+    """By tokens, where every expert has as many and each of its copies as many of them."""
+
+
+def _experts_of(stage: StagePlan, rank: int | None) -> _Experts:
+    mesh, shares = stage.mesh, stage.mesh.expert_shares
+    layers = [places for places in stage.expert_places if places]
+    mine = None if rank is None else mesh.coordinate(rank)[EXPERT_AXIS]
+    if layers:
+        return _at_places(layers, mesh.size(EXPERT_AXIS), mine)
     if not shares:
-        return 1.0
-    own = max(shares) if rank is None else shares[mesh.coordinate(rank)[EXPERT_AXIS]]
-    return own * len(shares) / sum(shares)
+        return _Experts()
+    own = (max(shares) if mine is None else shares[mine]) * len(shares) / sum(shares)
+    return _Experts(own, own, own)
+
+
+def _at_places(layers: Sequence[Sequence[At]], ways: int, mine: int | None) -> _Experts:
+    """Layers wait for one another, so what is visited is of the most in each."""
+    wanted = range(ways) if mine is None else (mine,)
+    held, kept = dict.fromkeys(wanted, 0.0), dict.fromkeys(wanted, 0.0)
+    visited = 0.0
+    for layer in layers:
+        own = dict.fromkeys(wanted, 0.0)
+        for places in map(places_at, layer):
+            for place in own.keys() & {*places}:
+                held[place] += 1
+                own[place] += 1 / len(places)
+        visited += max(own.values())
+        kept = {place: kept[place] + own[place] for place in kept}
+    even = sum(map(len, layers)) / ways
+    return _Experts(max(held.values()) / even, max(kept.values()) / even, visited / even)
 
 
 def state_parts(plan: Plan) -> dict[tuple[int, int], dict[int, float]]:

@@ -214,13 +214,14 @@ def _state(shape: ModelShape, choice: StageChoice) -> tuple[dict[str, float], Me
     """Bytes of parameters at rest: those that every holder keeps, and those that are divided.
 
     Frozen ones have weights alone, which nobody divides. Fewer ranks hold the same experts, so that
-    what they divide counts as more.
+    what they divide counts as more; but for those of which there are copies.
     """
     dense, experts = trained_params(shape, choice)
     if choice.brings_experts:
         experts = 0.0
     frozen = sum(params_of(shape, choice)) - sum(trained_params(shape, choice))
     fewer = choice.ways / max(choice.ways // choice.work.share("experts"), 1)
+    fewer *= choice.work.expert_kept / choice.work.expert_part
     state = {
         "weights": (choice.state.weight, "weight"),
         "grads": (choice.state.grad, "grad"),
@@ -430,7 +431,7 @@ class _Asked:
         much as one another."""
         asked = [self.plan.pipelines[number].stages[stage] for stage in stages]
         ranks = asked[0].mesh.ranks
-        said = any(stage.is_uneven for stage in asked)
+        said = any(stage.is_unlike for stage in asked)
         if not said and not any((number, stage) in self.unlike for stage in stages):
             return [ranks]
         return [(rank,) for rank in ranks]
@@ -453,7 +454,7 @@ class _Asked:
 def fullest(stage: StagePlan, memory: Mapping[int, Memory], room: Callable[[int], float]) -> int:
     """Of a stage's ranks the one whose memory takes the largest part of what it has ``room`` for;
     the first of those alike."""
-    if not (stage.is_uneven or stage.state_shares):
+    if not (stage.is_unlike or stage.state_shares):
         return stage.mesh.ranks[0]
     return max(stage.mesh.ranks, key=lambda rank: memory[rank].total / room(rank))
 

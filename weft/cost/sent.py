@@ -12,6 +12,7 @@ from functools import partial
 from itertools import groupby, pairwise
 from math import prod
 from operator import itemgetter
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 from weft.axes.registry import AXES
@@ -37,6 +38,7 @@ from weft.cost.work import (
 )
 from weft.models.registry import FAMILIES, dims_of_param, layout_of, param_specs, shape_of
 from weft.models.shape import ModelShape
+from weft.plan.layout import places_at
 from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 
@@ -181,9 +183,12 @@ def _once(
     state = training.state(piece.stages[0][1].precision)
     domains = plan.by_domain(ranks)
     for domain in domains:
-        gradients, parameters = piece.within(domain).sent(state)
-        yield "gradients", domain, (len(domain) - 1) * gradients
-        yield "parameters", domain, (len(domain) - 1) * parameters
+        within = piece.within(domain)
+        gradients, parameters = within.sent(state)
+        more = within.copied
+        far = [rank for _, s in within.stages for rank in s.mesh.ranks] if more else domain
+        yield "gradients", far, (len(domain) - 1 + more) * gradients
+        yield "parameters", far, (len(domain) - 1 + more) * parameters
     once = state.grad * sums_part(plan.sums, state.grad) * piece.params
     yield "gradients", ranks, 2 * (len(domains) - 1) * once
 
@@ -204,6 +209,12 @@ class _Piece(NamedTuple):
     """Of experts that some stages divide among ranks which hold all else alike."""
     narrow: float = 0.0
     """The part of it that products in eight bits may read."""
+
+    @property
+    def copied(self) -> float:
+        """Ranks that hold an expert because there are copies of it, in the mean of all."""
+        several = (stage for _, stage in self.stages if self.experts and stage.expert_places)
+        return sum(_copied(stage) for stage in several)
 
     def within(self, domain: Collection[int]) -> _Piece:
         """As the ranks of one domain hold it."""
@@ -238,6 +249,12 @@ class _Piece(NamedTuple):
             case _:
                 gathered = 2 * many * self.params - (backwards - 1) * self.stays
         return backwards * once, weight * gathered
+
+
+def _copied(stage: StagePlan) -> float:
+    """As ``_Piece.copied``, of one stage."""
+    copies = [len(places_at(at)) - 1 for places in stage.expert_places for at in places]
+    return fmean(copies) * sum(1 for _ in alike(stage.mesh, experts=True))
 
 
 def narrow_part(spec: ModelSpec, training: Training) -> float:

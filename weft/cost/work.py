@@ -142,6 +142,8 @@ class StageWork(NamedTuple):
     among those."""
     expert_part: float = 1.0
     """Experts that this rank has beside as many for each."""
+    expert_kept: float = 1.0
+    """Likewise where each of several copies of one counts as a part: of what holders divide."""
     expert_visits: float = 1.0
     """Tokens that come to them beside as many as this rank's own go to experts."""
     expert_pieces: int = 1

@@ -112,6 +112,11 @@ class StagePlan:
         return bool(self.sample_shares or self.mesh.expert_shares)
 
     @property
+    def is_unlike(self) -> bool:
+        """Its ranks compute or hold unlike parts."""
+        return self.is_uneven or bool(self.expert_places)
+
+    @property
     def blocks(self) -> range:
         """Numbers of the layers that it has, at least in part."""
         return blocks(self.layers)

@@ -193,8 +193,8 @@ def time_of_plan(
 
 
 def _speaking(stage: StagePlan) -> Sequence[int]:
-    """Ranks that may be on unlike chips: without weights the first speaks for all."""
-    return stage.mesh.ranks if stage.is_uneven else stage.mesh.ranks[:1]
+    """Ranks that may take unlike times: where parts are alike the first speaks for all."""
+    return stage.mesh.ranks if stage.is_unlike else stage.mesh.ranks[:1]
 
 
 def _sharing(
