@@ -182,7 +182,7 @@ def assemble(
     comm.open_channels(channels(plan), edges(rank_plan.pipeline_plan, source.borders))
     work = WeightWork() if SCHEDULES[rank_plan.pipeline_plan.schedule].splits_backward else None
     histories = source.histories_in(plan, comm)
-    eight = eight_bits(params, rank_plan, comm, histories=histories)
+    eight = eight_bits(params, rank_plan, comm, pieces=pieces, histories=histories)
     for number, stage in stages.items():
         if source.split is not None:
             source.split(number, stage, share)

@@ -13,9 +13,10 @@ from weft.config.errors import ConfigError
 from weft.parallel.apply import RUNTIMES
 from weft.parallel.fp8.history import Histories
 from weft.parallel.fp8.linear import Factors, ScaledLinear
-from weft.parallel.params import LocalParam
+from weft.parallel.fp8.repeated import repeated
+from weft.parallel.params import Held, LocalParam
 from weft.parallel.runtime import AxisGroup
-from weft.plan.layout import Dim
+from weft.plan.layout import SAMPLES, Dim
 from weft.plan.plan import RankPlan
 from weft.platform.registry import PLATFORMS
 from weft.precision.registry import PRECISIONS
@@ -30,6 +31,7 @@ class EightBits:
 
     Args:
         params: Of this rank; those of a layer tell what of it other ranks hold.
+        pieces: Of each parameter, the boxes that the same ranks hold throughout.
         histories: Of the job, where its plan asks for any.
         names: Of weights in those, by ``id``, beside those of ``params``.
     """
@@ -41,10 +43,11 @@ class EightBits:
         rank_plan: RankPlan,
         comm: Comm,
         *,
+        pieces: Mapping[str, Sequence[Held]] = MappingProxyType({}),
         histories: Histories | None = None,
         names: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        self._products = products
+        self._products, self._pieces = products, pieces
         self._histories = histories if products.scaling == "delayed" else None
         self._made: dict[int, nn.Module] = {}
         """By what they took the place of, and themselves."""
@@ -53,11 +56,15 @@ class EightBits:
         mesh = rank_plan.stage_plan.mesh
         self._groups: list[AxisGroup] = []
         self._token_groups: list[AxisGroup] = []
+        self._same_groups: list[AxisGroup] = []
+        """Of ranks that have the same tokens."""
         for name in RUNTIMES:
             if name in mesh.model_axes:
-                has_tokens = AXES[name].divides(SEQ, "inner")
-                groups = self._token_groups if has_tokens else self._groups
-                groups.append(AxisGroup(comm, rank_plan.group(name)))
+                axis, group = AXES[name], AxisGroup(comm, rank_plan.group(name))
+                has_tokens = axis.divides(SEQ, "inner")
+                (self._token_groups if has_tokens else self._groups).append(group)
+                if not has_tokens and not axis.divides(SAMPLES, "inner"):
+                    self._same_groups.append(group)
         self._by_tensor_cores = PLATFORMS[comm.device.type].multiplies_fp8()
 
     def apply(self, module: nn.Module) -> nn.Module:
@@ -86,18 +93,20 @@ class EightBits:
 
     def _factors(self, linear: nn.Linear) -> Factors:
         found = self._params.get(id(linear.weight))
-        divided, history = (False, False), None
+        divided, history, same = (False, False), None, None
         name = self._names.get(id(linear.weight))
         if self._histories is not None and name is not None:
             history = self._histories.of(name)
         if found is not None:
             shape = found.spec.shape
             divided = found.stored.size[0] < shape[0], found.stored.size[1] < shape[1]
+            same = repeated(found, self._pieces.get(found.spec.name, ()), self._same_groups)
         return Factors(
             self._products,
             divided=divided,
             groups=tuple(self._groups),
             token_groups=tuple(self._token_groups),
+            repeated=same,
             history=history,
             by_tensor_cores=self._by_tensor_cores,
         )
@@ -108,6 +117,7 @@ def eight_bits(
     rank_plan: RankPlan,
     comm: Comm,
     *,
+    pieces: Mapping[str, Sequence[Held]] = MappingProxyType({}),
     histories: Histories | None = None,
     names: Mapping[int, str] = MappingProxyType({}),
 ) -> EightBits | None:
@@ -115,7 +125,9 @@ def eight_bits(
     products = PRECISIONS[rank_plan.stage_plan.precision].products
     if products is None:
         return None
-    return EightBits(products, params, rank_plan, comm, histories=histories, names=names)
+    return EightBits(
+        products, params, rank_plan, comm, pieces=pieces, histories=histories, names=names
+    )
 
 
 def _refuse_more_than_a_product(linear: nn.Linear) -> None:

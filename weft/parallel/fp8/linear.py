@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from weft.parallel.fp8.history import GRADIENT, STREAM, WEIGHT, History
+from weft.parallel.fp8.repeated import Repeated
 from weft.parallel.fp8.rounding import Combine, Scaled, Spans, product, scaled
 from weft.parallel.pipeline.deferred import WeightWork, now_or_later
 from weft.parallel.runtime import AxisGroup
@@ -43,6 +44,8 @@ class Factors:
     """Of those ranks."""
     token_groups: Sequence[AxisGroup] = ()
     """Of ranks that have other tokens of the same samples."""
+    repeated: Repeated | None = None
+    """Where each of several ranks has a term of the gradient of what goes out."""
     history: History | None = None
     """Where scales are delayed."""
     by_tensor_cores: bool = False
@@ -50,7 +53,7 @@ class Factors:
     @property
     def is_opaque(self) -> bool:
         """Compilers are not to look into it: some scales are of several ranks, or of before."""
-        if self.history is not None:
+        if self.history is not None or self.repeated is not None:
             return True
         shared = any(self.divided) or bool(self.token_groups)
         return shared and self.products.scaling != "blockwise"
@@ -164,6 +167,8 @@ class Multiply(torch.autograd.Function):
         weight, *kept = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         factors: Factors = ctx.factors
+        if factors.repeated is not None:
+            grad = factors.repeated.summed(grad)
         samples = _by_sample(grad)
         is_same = factors.is_same_for_all_sums
         d_x = None
