@@ -143,16 +143,6 @@ def test_the_last_queries_of_more_keys_see_what_they_see_among_all(name: str) ->
         torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
 
 
-def test_borders_of_the_last_queries_and_of_their_keys() -> None:
-    """Two samples of seven; of the first, places 2 to 5 are one query of the second document and
-    three of the third; of the second sample all are of its only document that reaches there."""
-    borders = torch.tensor([0, 2, 3, 7, 13, 14], dtype=torch.int32)
-    part = Packed(torch.zeros(2, 7, dtype=torch.int32), borders).ending(range(2, 6))
-    assert part.borders is not None and part.key_borders is not None
-    assert part.borders.tolist() == [0, 0, 1, 4, 8, 8]
-    assert part.key_borders.tolist() == [0, 2, 3, 6, 12, 12]
-
-
 def test_documents_do_not_see_each_other() -> None:
     inputs = _inputs(CASES["shared keys"], torch.float64)
     packed = Documents.of(SHORT, "cpu").packed

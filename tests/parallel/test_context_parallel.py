@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,13 +18,13 @@ from weft.comm.join import join
 from weft.config.errors import ConfigError
 from weft.data.inside import lengths_of, places_by_work
 from weft.elastic.pool import WorkerPool
-from weft.nn import varlen
 from weft.nn.attention import Attention
 from weft.nn.attention_parts import Keys, Queries, Sight
 from weft.nn.causal_attention import BLOCK_QUERIES, causal_attention
 from weft.nn.documents import Documents
 from weft.nn.full_attention import full_attention
 from weft.nn.moved import moved
+from weft.parallel.cp.fused_ring import FusedRing
 from weft.parallel.cp.gathered import Gathered, Runs
 from weft.parallel.cp.modules import own_queries
 from weft.parallel.cp.ring import Ring
@@ -49,10 +47,12 @@ WHOLE: dict[bool, Attend] = {True: causal_attention, False: full_attention}
 """By whether it is causal."""
 WAYS: dict[str, Callable[[Sum, bool], Attend]] = {
     "ring": lambda total, causal: Ring(total, causal=causal),
+    "fused ring": lambda total, causal: FusedRing(total, causal=causal),
     "rows": lambda total, causal: Rows(total, causal=causal),
     "gathered": lambda total, causal: Gathered(total, causal=causal),
     "ulysses": lambda total, causal: Ulysses(total, WHOLE[causal]),
     "2d": lambda total, causal: Ulysses(total, Ring(among_groups(total), causal=causal)),
+    "2d fused": lambda total, causal: Ulysses(total, FusedRing(among_groups(total), causal=causal)),
     "2d rows": lambda total, causal: Ulysses(total, Rows(among_groups(total), causal=causal)),
     "2d gathered": lambda total, causal: Ulysses(
         total, Gathered(among_groups(total), causal=causal)
@@ -200,13 +200,14 @@ def test_matches_one_rank(ranks: int, causal: bool, pool: WorkerPool) -> None:
         of_ranks = [each[way, name] for each in found]
         assert max(each.error for each in of_ranks) < 1e-12, (way, name)
         goes = 3 * (ranks - 1) * token
-        bytes_of["ring"] = goes * many_seen(name, ranks, 1, causal)
+        bytes_of["ring"] = bytes_of["fused ring"] = goes * many_seen(name, ranks, 1, causal)
         goes = 3 * (groups - 1) * far * ranks // SEQ
-        bytes_of["2d"] = near + goes * many_seen(name, ranks, 2, causal)
+        bytes_of["2d"] = bytes_of["2d fused"] = near + goes * many_seen(name, ranks, 2, causal)
         assert sum(each.sent for each in of_ranks) == bytes_of[way]
         firsts = 4 * BATCH * SEQ * (name != "one")
         if name != "by work":
             assert way != "ring" or {each.kept for each in of_ranks} == {own + firsts}
+            assert way != "fused ring" or {each.kept for each in of_ranks} == {own}
             assert way != "rows" or {each.kept for each in of_ranks} == {rows}
     flops = [each["ring", "one"].flops for each in found]
     every = 7 * 2 * BATCH * heads * SEQ**2 * D_HEAD  # products of all queries with all keys
@@ -216,9 +217,9 @@ def test_matches_one_rank(ranks: int, causal: bool, pool: WorkerPool) -> None:
     assert sum(each["ring", "short"].flops for each in found) < 0.6 * sum(flops)
 
 
-def test_runs_of_tokens_are_one_call_of_the_kernel_for_unequal_lengths(monkeypatch: Any) -> None:
-    """Two samples of documents of 12 and 4 tokens: of the second rank's, 3 to 8 and the last four
-    are runs, which see 9 and 4 keys; of the first one's, 0 to 2 and 9 to 11, which see 3 and 12."""
+def test_tokens_in_runs_and_the_keys_that_they_see() -> None:
+    """Two samples of documents of 12 and 4 tokens: the runs of the first rank are 0 to 2, 9 to 11
+    and the last two, which see 3, 12 and 4 keys; where they look both ways 12 and 4."""
     parts = ((range(4), range(12, 16)), (range(4, 12),))
     of_ranks = ([0, 1, 2, 9, 10, 11, 14, 15], [3, 4, 5, 6, 7, 8, 12, 13])
     places = np.empty((2, 16), np.int64)
@@ -231,37 +232,14 @@ def test_runs_of_tokens_are_one_call_of_the_kernel_for_unequal_lengths(monkeypat
     assert runs.key_borders.tolist() == [0, 3, 15, 19, 22, 34, 38]
     both_ways = Runs.of(packed.host, parts[0], causal=False)
     assert both_ways.borders.tolist() == [0, 6, 8, 14, 16]
-    calls = []
-
-    def kernel(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, *_: int, **more: Any) -> Any:
-        """As PyTorch's, which no processor has: sequences one after the other."""
-        assert (a.dtype, b.dtype, more) == (torch.int32, torch.int32, {"is_causal": True})
-        calls.append(len(a) - 1)
-        both = zip(pairwise(a.tolist()), pairwise(b.tolist()), strict=True)
-        each = [(q[None, slice(*m)], k[None, slice(*s)], v[None, slice(*s)]) for m, s in both]
-        return torch.cat([causal_attention(*sequence, None)[0] for sequence in each])
-
-    way = Gathered(Sum(AxisGroup(Comm(), (0, 1)), parts[0], parts, None), causal=True)
-    q, k, v = (torch.randn(2, 16, 2, 4) for _ in range(3))
-    slots = torch.from_numpy(places)
-    whole = moved(torch.cat((k, v), dim=3), slots)
-    way._keys = SimpleNamespace(gather=lambda _: whole.bfloat16())
-    own = torch.tensor(of_ranks[0]).expand(2, -1)
-    exact = moved(causal_attention(q, k, v, packed._replace(places=None)), own)
-    mine = moved(q, own).bfloat16()
-    apart = way(mine, mine, mine, packed)
-    monkeypatch.setattr(varlen, "_kernel", lambda: (kernel, {"is_causal": True}, False))
-    found = way(mine, mine, mine, packed._replace(borders=torch.arange(2)))
-    assert calls == [6]
-    for each in (found, apart):
-        assert (each - exact).abs().max() < 0.03, "more than bf16 rounds"
 
 
 def test_sums_are_wide_in_bf16(pool: WorkerPool) -> None:
-    """No farther from exact than one rank: what comes is added up in fp32."""
+    """No farther from exact than one rank, or than its kernel: what comes is added up in fp32."""
     found = pool.run(divided, torch.bfloat16, True, world_size=2)
-    mine = sum(each["ring", "one"].squares for each in found)
-    assert mine <= found[0]["alone", "one"].squares
+    for way in ("ring", "fused ring"):
+        mine = sum(each[way, "one"].squares for each in found)
+        assert mine <= found[0]["alone", "one"].squares, way
 
 
 def test_documents_that_are_between_are_not_computed() -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from weft.cluster.cluster import HOST
 from weft.platform.registry import PLATFORMS
 from weft.platform.upload import upload
 
@@ -23,15 +24,13 @@ class Packed(NamedTuple):
     borders: Tensor | None
     """``[documents + 1]`` int32: where documents begin in the samples one after the other, and the
     end. None where no kernel wants it."""
-    key_borders: Tensor | None = None
-    """Likewise of the keys, where there are more of them than queries."""
     end: Tensor | None = None
     """As ``ends``, where these are not all tokens."""
     places: Tensor | None = None
     """``[batch, seq]`` int64: which token of its sample is computed in each place, where that is
     not its own; all else here is in the order of the sample."""
     host: Packed | None = None
-    """Then the same in the host's memory, without borders."""
+    """The same in the host's memory, without borders, where this is elsewhere or has ``places``."""
 
     @property
     def ends(self) -> Tensor:
@@ -44,36 +43,18 @@ class Packed(NamedTuple):
         )
 
     def ending(self, places: range) -> Packed:
-        """What the queries in these places of each sample see, of the keys up to the last of them.
-
-        A document without such queries is still there, with none.
-        """
-        seq = self.first.shape[1]
-        first = self.first[:, places.start : places.stop]
-        if self.borders is None:
-            return Packed(first, None)
-        sample, place = self.borders // seq, self.borders % seq
-        queries = sample * len(places) + place.clamp(places.start, places.stop) - places.start
-        return Packed(first, queries, sample * places.stop + place.clamp(max=places.stop))
+        """What the queries in these places of each sample see, of the keys up to the last of
+        them."""
+        return Packed(self.first[:, places.start : places.stop], None)
 
     def those(self, places: Sequence[range]) -> Packed:
         """What the queries in these places of each sample see of all keys, where they look both
-        ways.
-
-        A document without such queries is still there, with none.
-        """
+        ways."""
         first, end = (
             torch.cat([x[:, part.start : part.stop] for part in places], dim=1)
             for x in (self.first, self.ends)
         )
-        if self.borders is None:
-            return Packed(first, None, end=end)
-        seq = self.first.shape[1]
-        sample, place = self.borders // seq, self.borders % seq
-        queries = sample * first.shape[1]
-        for part in places:
-            queries = queries + place.clamp(part.start, part.stop) - part.start
-        return Packed(first, queries, self.borders, end)
+        return Packed(first, None, end=end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +89,9 @@ class Documents:
         places = np.where(starts, np.arange(starts.shape[1], dtype=np.int32), np.int32(0))
         first = torch.from_numpy(np.maximum.accumulate(places, axis=1))
         packed = Packed(upload(first, device), None)
-        if where is not None:
-            host = Packed(first, None, places=where)
-            packed = packed._replace(places=upload(where, device), host=host)
+        if where is not None or device.type != HOST:
+            there = None if where is None else upload(where, device)
+            packed = packed._replace(places=there, host=Packed(first, None, places=where))
         if device.type in PLATFORMS and PLATFORMS[device.type].has_varlen:
             ends = np.append(np.flatnonzero(starts), starts.size).astype(np.int32)
             borders = upload(torch.from_numpy(ends), device)

@@ -29,10 +29,6 @@ def packed_attention(
 ) -> Tensor:
     """Attention inside each document; shapes as of ``causal_attention``. The kernel has one width
     for all: narrower values get channels of zeros there."""
-    borders, keys = (
-        packed.borders,
-        packed.borders if packed.key_borders is None else packed.key_borders,
-    )
     kernel = _kernel()
     assert kernel is not None, "callers ask has_kernel first"
     call, told_causal, shares_keys = kernel
@@ -40,11 +36,10 @@ def packed_attention(
         k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
     more = {"enable_gqa": q.shape[2] != k.shape[2]} if shares_keys else {}
     more = {**more, **told_causal} if causal else more
-    # No document is longer; the true length would have to be asked of the device.
-    longest = q.shape[1], k.shape[1]
     padded = F.pad(v, (0, q.shape[-1] - v.shape[-1]))
     rows = (x.flatten(0, 1) for x in (q, k, padded))  # [tokens, heads, d_head]
-    mixed: Tensor = call(*rows, borders, keys, *longest, **more)
+    borders, longest = packed.borders, q.shape[1]  # the true length would be asked of the device
+    mixed: Tensor = call(*rows, borders, borders, longest, longest, **more)
     return mixed.view(q.shape)[..., : v.shape[-1]]
 
 

@@ -59,7 +59,8 @@ class Platform(ABC):
     is_host: bool = False
     """Tensors lie in the host's memory and are there when a call returns: reading never waits."""
     has_varlen: bool = False
-    """PyTorch's attention over sequences of unequal lengths computes on it."""
+    """PyTorch's attention over sequences of unequal lengths computes on it, and gives logarithms of
+    sums."""
     has_grouped: bool = False
     """PyTorch's products of groups of rows, each with a matrix of its own, compute on it."""
     collective_kernels: Sequence[str] = ()

@@ -1,10 +1,10 @@
 """Attention of this rank's queries to keys and values that are gathered (as in the training of
-Llama 3, arXiv 2407.21783), for PyTorch's kernels.
+Llama 3, arXiv 2407.21783), for kernels that give no logarithms of sums.
 
 Where ranks have tokens by the work of documents, those of a document are a few runs of consecutive
-ones. Each run is a sequence of its own with the keys that it sees, and all are one call of the
-kernel for unequal lengths; a key that several runs see is there for each. A document has a run from
-the start and one as far from the end, so these are hardly more keys than one sample has.
+ones. Each run is a sequence of its own with the keys that it sees, which are there for each run
+that sees them. A document has a run from the start and one as far from the end, so these are hardly
+more keys than one sample has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from weft.nn.causal_attention import causal_attention
 from weft.nn.documents import Packed
 from weft.nn.full_attention import Run, attention_of_runs, full_attention
 from weft.nn.moved import moved
-from weft.nn.varlen import has_kernel, packed_attention
 from weft.parallel.division import Division
 from weft.parallel.runtime import Lying, Sum
 from weft.plan.layout import Shard
@@ -67,12 +66,7 @@ class Gathered:
         seen = whole.flatten(0, 1).index_select(0, rows)[None]  # [1, keys, kv_heads, both widths]
         keys, values = torch.split(seen, widths, dim=3)
         mine = moved(q, order)
-        if has_kernel(q, packed):
-            borders, of_keys = (upload(x, q.device) for x in (runs.borders, runs.key_borders))
-            sequences = Packed(packed.first, borders, of_keys)
-            found = packed_attention(mine, keys, values, sequences, causal=self._causal)
-        else:
-            found = attention_of_runs(mine, keys, values, runs.each(), causal=self._causal)
+        found = attention_of_runs(mine, keys, values, runs.each(), causal=self._causal)
         return moved(found, order.argsort(dim=1))
 
 
@@ -82,11 +76,11 @@ class Runs(NamedTuple):
     order: Tensor
     """``[batch, own seq]``: the slot of each token among the rank's, by tokens ascending."""
     borders: Tensor
-    """``[runs + 1]`` int32: where runs begin in that order of all samples, and the end."""
+    """``[runs + 1]``: where runs begin in that order of all samples, and the end."""
     rows: Tensor
     """``[keys]``: which slot of all samples has each key, run by run."""
     key_borders: Tensor
-    """``[runs + 1]`` int32: where the keys of runs begin among those, and the end."""
+    """``[runs + 1]``: where the keys of runs begin among those, and the end."""
 
     @staticmethod
     def of(packed: Packed, slots: Ranges, *, causal: bool) -> Runs:
@@ -109,7 +103,7 @@ class Runs(NamedTuple):
         key = (low + sample - key_borders[:-1]).repeat_interleave(high - low)
         key += torch.arange(len(key))
         slot_of = places.argsort(dim=1) + seq * torch.arange(batch)[:, None]
-        return Runs(order, borders.int(), slot_of.flatten()[key], key_borders.int())
+        return Runs(order, borders, slot_of.flatten()[key], key_borders)
 
     def each(self) -> list[Run]:
         """One by one."""

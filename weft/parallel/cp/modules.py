@@ -16,8 +16,10 @@ from weft.nn.causal_attention import causal_attention
 from weft.nn.documents import Packed
 from weft.nn.experts.feed_forward import LargeLogits
 from weft.nn.full_attention import full_attention
+from weft.nn.fused_parts import kernel_for
 from weft.nn.latent_attention import LatentAttention
 from weft.nn.losses import LinearCrossEntropy
+from weft.parallel.cp.fused_ring import FusedRing
 from weft.parallel.cp.gathered import Gathered
 from weft.parallel.cp.ring import Ring
 from weft.parallel.cp.rows import Rows
@@ -50,29 +52,34 @@ def own_queries(attention: nn.Module, total: Sum) -> nn.Module:
 
 
 class _Core:
-    """Keys go round where attention is computed in our own blocks or in whole rows of scores, and
-    are gathered for kernels."""
+    """Keys go round where attention is computed in our own blocks, in whole rows of scores or by
+    kernels that give logarithms of sums, and are gathered for those that do not."""
 
     def __init__(self, total: Sum, *, causal: bool) -> None:
         self._in_rows = total.group.scores == "rows"
         self._ring: Attend = Ring(total, causal=causal)
         if self._in_rows:
             self._ring = Rows(total, causal=causal)
+        self._fused = FusedRing(total, causal=causal)
         self._gathered = Gathered(total, causal=causal)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> Tensor:
         """``q`` and the result ``[batch, own seq, heads, d_head]``, ``k`` and ``v`` likewise."""
         if not len(q):
             return causal_attention(q, k, v, packed)
-        goes_round = q.device.type == HOST or self._in_rows
-        attend = self._ring if goes_round else self._gathered
+        attend = self._for(q, v)
         by_work = packed is not None and packed.places is not None
-        if torch.compiler.is_compiling() and (goes_round or by_work):
+        if torch.compiler.is_compiling() and (attend is not self._gathered or by_work):
             from weft.parallel.cp import uncompiled
 
             mixed: Tensor = uncompiled.attention(attend, q, k, v, packed)
             return mixed
         return attend(q, k, v, packed)
+
+    def _for(self, q: Tensor, v: Tensor) -> Attend:
+        if q.device.type == HOST or self._in_rows:
+            return self._ring
+        return self._gathered if kernel_for(q, v) is None else self._fused
 
 
 class OwnTargets(nn.Module):

@@ -25,6 +25,7 @@ from weft.nn.moved import moved
 from weft.nn.norm import wide_dtype
 from weft.parallel.cp.gathered import tokens_in
 from weft.parallel.runtime import AxisGroup, Sum
+from weft.platform.upload import upload
 
 
 class Travel(NamedTuple):
@@ -43,6 +44,10 @@ class Travel(NamedTuple):
         """Add what is of those to ``total`` ``[batch, own seq, ..]``."""
         total.add_(x) if self.own is None else total.index_add_(1, self.own, x)
 
+    def on(self, device: torch.device) -> Travel:
+        """The same for tensors there."""
+        return self if self.own is None else Travel(self.many, upload(self.own, device))
+
 
 class Ring:
     """Attention of this rank's queries to the keys and values of all ranks."""
@@ -55,13 +60,17 @@ class Ring:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> Tensor:
         """``q`` and the result ``[batch, own seq, heads, d_head]``, ``k`` and ``v`` likewise."""
+        attend = partial(_Attention.apply, packed, self)
+        return self.ascending(attend, (q, k, v), packed)
+
+    def ascending(
+        self, attend: Callable[..., Tensor], inputs: Sequence[Tensor], packed: Packed | None
+    ) -> Tensor:
+        """Attention that knows a rank's tokens in the order of their samples alone."""
         if packed is None or packed.places is None:
-            result: Tensor = _Attention.apply(q, k, v, packed, self)  # type: ignore[no-untyped-call]
-            return result
+            return attend(*inputs)
         order = tokens_in(packed.places, self.own).argsort(dim=1)
-        ascending = (moved(x, order) for x in (q, k, v))
-        found = _Attention.apply(*ascending, packed, self)  # type: ignore[no-untyped-call]
-        return moved(found, order.argsort(dim=1))
+        return moved(attend(*(moved(x, order) for x in inputs)), order.argsort(dim=1))
 
     @property
     def own(self) -> Ranges:
@@ -137,7 +146,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, packed: Packed | None, ring: Ring
+        ctx: Any, packed: Packed | None, ring: Ring, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
         mine, widths = _queries(q, k, v, ring), [k.shape[3], v.shape[3]]
         seen = _Seen(q, packed, ring)
@@ -156,7 +165,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, Tensor, Tensor]:
         q, k, v, first, places, result, *log_sums = ctx.saved_tensors
         ring: Ring = ctx.ring
         batch, kv_heads, wide = len(q), k.shape[2], wide_dtype(q)
@@ -186,7 +195,7 @@ class _Attention(torch.autograd.Function):
         d_held = ring.returned(own, seen.travel, gradient, rest)
         d_k, d_v = (from_head(x.to(k.dtype), batch) for x in torch.split(d_held, widths, dim=2))
         d_q = torch.cat([_by_token(x.to(q.dtype), batch) for x in d_queries], dim=1)
-        return d_q, d_k, d_v, None, None
+        return None, None, d_q, d_k, d_v
 
 
 class _Seen:
@@ -202,13 +211,9 @@ class _Seen:
         if packed is None:
             sight, self.travel = Sight.of(q, None, ring.own, causal=ring.causal), ring.all
         else:
-            of_ranks = _by_rank(packed, ring.parts)
+            of_ranks = by_rank(packed, ring.parts)
+            self.travel, self._tokens = going_round(packed, of_ranks, ring)
             own = of_ranks[ring.group.position]
-            rows = _seen_by_others(packed, of_ranks, causal=ring.causal)
-            self.travel = Travel([*map(len, rows)], rows[ring.group.position])
-            self._tokens = [
-                x if x is own else x[:, some] for x, some in zip(of_ranks, rows, strict=True)
-            ]
             sight = Sight.moved(packed, own, causal=ring.causal)
         self._sights = sight.split(ring.halves)
 
@@ -220,12 +225,22 @@ class _Seen:
         return (range(theirs.shape[1]),), [sight.among(theirs) for sight in self._sights]
 
 
-def _by_rank(packed: Packed, parts: Sequence[Ranges]) -> list[Tensor]:
+def by_rank(packed: Packed, parts: Sequence[Ranges]) -> list[Tensor]:
     """Which tokens ``[batch, n]`` of each sample ranks have, ascending."""
     places = packed.places
     if places is None:
         places = torch.arange(packed.first.shape[1]).expand_as(packed.first)
     return [tokens_in(places, slots).sort(dim=1).values for slots in parts]
+
+
+def going_round(
+    packed: Packed, of_ranks: Sequence[Tensor], ring: Ring
+) -> tuple[Travel, list[Tensor]]:
+    """What of the keys, and by rank the tokens ``[batch, n]`` whose keys are there then."""
+    rows = _seen_by_others(packed, of_ranks, causal=ring.causal)
+    own = of_ranks[ring.group.position]
+    there = [x if x is own else x[:, some] for x, some in zip(of_ranks, rows, strict=True)]
+    return Travel([*map(len, rows)], rows[ring.group.position]), there
 
 
 def _seen_by_others(packed: Packed, of_ranks: Sequence[Tensor], *, causal: bool) -> list[Tensor]:
