@@ -33,6 +33,7 @@ from weft.plan.borders import Layers, Place, in_parts
 from weft.plan.layout import At, places_at
 from weft.plan.mesh import EXPERT_AXIS, Mesh
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan, ZeroLevel
+from weft.platform.registry import PLATFORMS
 from weft.precision.registry import PRECISIONS
 from weft.precision.roles import Tier
 from weft.recompute.asked import slabs_of
@@ -216,6 +217,12 @@ def dtype_of(precision: Precision) -> Dtype:
     return "bf16" if width_of(precision) == 2 else "fp32"
 
 
+def gathers_keys(device: str) -> bool:
+    """Attention among ranks that divide samples' tokens gathers keys there: no kernel gives
+    logarithms of sums, by which they could go round as they do on a processor."""
+    return device not in {HOST, *(p.name for p in PLATFORMS.imported() if p.has_varlen)}
+
+
 def most_samples(stage: StagePlan, size: int, rank: int | None = None) -> int:
     """Of so many samples those of the rank that has most, or of one rank."""
     if not stage.sample_shares:
@@ -259,7 +266,7 @@ def choice_of(
             axes=dividing(axes),
             recompute=slabs_of(stage.recompute, len(stage.blocks)),
             dtype=dtype_of(stage.precision),
-            gathers_keys=stage.device != HOST and stage.scores == "blocks",
+            gathers_keys=stage.scores == "blocks" and gathers_keys(stage.device),
             head_ways=stage.head_ways,
             expert_pieces=stage.expert_pieces,
             experts_at_once=stage.expert_ways == 1,

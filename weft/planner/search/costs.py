@@ -11,7 +11,7 @@ from typing import NamedTuple
 from weft.cluster.cluster import HOST
 from weft.cluster.view import Reach
 from weft.cost.activations import stage_away
-from weft.cost.choice import StageChoice, dtype_of
+from weft.cost.choice import StageChoice, dtype_of, gathers_keys
 from weft.cost.memory import StageMemory, experts_apart, stage_memory
 from weft.cost.sends import border_bytes, border_times, carried_part
 from weft.cost.times import BorderTimes, StageTimes
@@ -121,6 +121,7 @@ class Costs:
         self._state = workload.training.state(workload.precision)
         self._trained = workload.training.parts((0, self.shape.num_layers))
         self._eager = [pool.chip.device == HOST for pool in pools]
+        self._gathers_keys = [gathers_keys(pool.chip.device) for pool in pools]
 
     def asked(self, problem: Problem) -> Costs:
         """The same costs, all that is known of them kept, where only what is computed again is
@@ -156,7 +157,7 @@ class Costs:
                 axes=dividing(axes),
                 recompute=slabs_of(section.recompute, 0),
                 dtype=dtype_of(self.workload.precision),
-                gathers_keys=not self._eager[section.pool],
+                gathers_keys=self._gathers_keys[section.pool],
                 in_chunks=True,
                 eager=self._eager[section.pool],
                 apart=not (self._eager[section.pool] or self.workload.training.compiled),
