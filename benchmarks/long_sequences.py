@@ -7,18 +7,22 @@ each rank, on what it may ask for beyond model and optimizer.
 
 from __future__ import annotations
 
+import json
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.axes.registry import AXES
+from weft.cluster.cluster_file import ClusterFile
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
@@ -26,6 +30,7 @@ from weft.config.optim_sections import AdamWConfig
 from weft.data.dataset import PackedSpec
 from weft.data.inside import lengths_of, places_by_work
 from weft.elastic.pool import RanksFailedError, WorkerPool
+from weft.lab.rehearsal import Rehearsal, rehearse
 from weft.models.decoder_spec import DecoderSpec
 from weft.models.llama.sizes import SIZES
 from weft.nn.causal_attention import causal_attention
@@ -45,6 +50,8 @@ from weft.train.family import assemble_model
 from weft.train.loop import cut
 
 HEADS, KV_HEADS, D_HEAD = 8, 4, 64
+IN_RING = 4
+"""Ranks whose keys go round."""
 CPU = torch.device("cpu")
 WAYS: dict[str, Callable[[Sum], Attend]] = {
     "ring": lambda total: Ring(total, causal=True),
@@ -216,22 +223,59 @@ def around(address: RankAddress, seq: int, block_s: float, repeats: int) -> Arou
     return Around(found.wall_s, statistics.median(waits[1:]))
 
 
-def behind_blocks(pool: WorkerPool, seq: int, repeats: int) -> dict[str, Any]:
+def here(pool: WorkerPool, seq: int, block_s: float, repeats: int) -> list[Around]:
+    """By ranks of this machine."""
+    return pool.run(around, seq, block_s, repeats, world_size=IN_RING, timeout_s=600)
+
+
+def in_lab(gbit: float, seq: int, block_s: float, repeats: int) -> list[Around]:
+    """By hosts of a lab, a rank each, with links of so many Gbit/s each way. Needs root on
+    Linux."""
+    hosts = [
+        {"name": f"h{number}", "chips": [{"kind": "any", "speed": 0.45}]}
+        for number in range(IN_RING)
+    ]
+    asked = {"hosts": hosts, "links": {"between": {"gbit": gbit}}}
+    with TemporaryDirectory() as folder:
+        rank = (
+            sys.executable,
+            "-m",
+            "benchmarks.long_sequences",
+            folder,
+            *map(str, (seq, block_s, repeats)),
+        )
+        cluster = ClusterFile.model_validate(asked)
+        rehearse(Rehearsal(cluster=cluster, command=rank, out=Path(folder), quiet=True), print)
+        found = sorted(Path(folder).glob("rank*.found"))
+        assert len(found) == IN_RING, "a rank has failed"
+        return [Around(*json.loads(each.read_text())) for each in found]
+
+
+def one_in_lab() -> None:
+    """A rank there, as ``python -m benchmarks.long_sequences FOLDER SEQ BLOCK_S REPEATS``."""
+    folder, seq, block_s, repeats = sys.argv[1:]
+    address = RankAddress.from_environment()
+    assert address is not None, "it is the lab's to start this"
+    found = around(address, int(seq), float(block_s), int(repeats))
+    Path(folder, f"rank{address.rank}.found").write_text(json.dumps(found))
+
+
+def behind_blocks(
+    taken: Callable[[int, float, int], list[Around]], where: str, seq: int, repeats: int
+) -> dict[str, Any]:
     """How much of a ring's traffic is hidden where a block takes longer than what travels beside
     it, which is keys and gradients of twice the size in backward: by what the rank that waits most
     waits for messages, and by all that is not sleep, with what ranks copy and add themselves."""
-    ranks = 4
 
-    def taken(block_s: float) -> Around:
-        found = pool.run(around, seq, block_s, repeats, world_size=ranks, timeout_s=600)
-        return Around(*map(max, zip(*found, strict=True)))
+    def most(block_s: float) -> Around:
+        return Around(*map(max, zip(*taken(seq, block_s, repeats), strict=True)))
 
-    alone = taken(0.0)
-    block_s = 1.5 * alone.wall_s / (ranks - 1)
-    with_blocks = taken(block_s)
-    beside = with_blocks.wall_s - 2 * ranks * block_s
+    alone = most(0.0)
+    block_s = 1.5 * alone.wall_s / (IN_RING - 1)
+    with_blocks = most(block_s)
+    beside = with_blocks.wall_s - 2 * IN_RING * block_s
     return {
-        "name": f"a ring of {ranks} for {seq} tokens, behind blocks of sleep",
+        "name": f"a ring of {IN_RING} for {seq} tokens, behind blocks of sleep{where}",
         "traffic alone, s": alone.wall_s,
         "of it waited for": alone.waited_s,
         "a block, s": block_s,
@@ -369,3 +413,7 @@ def unpadded(packed: PackedSpec, repeats: int) -> dict[str, Any]:
         "documents": statistics.mean(numbers),
         "a call for each length, beside blocks": statistics.median(ratios),
     }
+
+
+if __name__ == "__main__":
+    one_in_lab()

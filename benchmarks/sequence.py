@@ -1,8 +1,7 @@
 """Long samples divided among ranks, and samples of unequal documents given out by work.
 
-    python -m benchmarks.sequence [--only even,inside,unpadded,played,ideal,ring,lengths,memory]
-                                  [--divided N,N] [--batches N] [--timed N] [--steps N]
-                                  [--repeats N] [--room MIB] [--json]
+    python -m benchmarks.sequence [--only PART,PART] [--divided N,N] [--batches N] [--timed N]
+                                  [--steps N] [--repeats N] [--room MIB] [--json]
 
 ``even``: how equal ranks become, and what that costs.
 On real text, the sources and the manual of Python, with a Llama of the demo's shape. First the work
@@ -15,8 +14,8 @@ tokens of a sample, by length and by work. ``unpadded``, on the same text: atten
 documents in blocks of queries, and in a call for each length. The rest is of
 ``benchmarks/long_sequences.py``: attention of two ranks beside half the time of one (``ideal``),
 likewise of each rank of a ring ``played`` by this process, what a ``ring`` costs behind blocks of
-sleep, steps of equally many tokens in longer and longer samples (``lengths``), and the longest
-sample in so much ``memory``.
+sleep, over the ``links`` of hosts of a lab too (as root), steps of equally many tokens in longer
+and longer samples (``lengths``), and the longest sample in so much ``memory``.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ import json
 import multiprocessing
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -39,6 +39,8 @@ from benchmarks.long_sequences import (
     behind_blocks,
     beside_the_ideal,
     by_length,
+    here,
+    in_lab,
     in_memory,
     played,
     played_inside,
@@ -73,7 +75,9 @@ DIVIDED = "1024,4096"
 """Tokens of samples that ranks divide."""
 IN_A_RING = 1 << 15
 """Tokens of a sample whose keys go round."""
-PARTS = ("even", "inside", "unpadded", "played", "ideal", "ring", "lengths", "memory")
+LINK_GBIT = 1.0
+"""Between hosts of the lab."""
+PARTS = ("even", "inside", "unpadded", "played", "ideal", "ring", "links", "lengths", "memory")
 CPU = torch.device("cpu")
 
 
@@ -296,15 +300,25 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for seq_len in divided:
             yield played(seq_len, options.repeats)
             yield played_inside(text(seq_len), 4, options.repeats)
-    with WorkerPool() as pool:
-        if "ideal" in asked:
-            yield from beside_the_ideal(pool, divided, options.repeats)
-        if "ring" in asked:
-            yield behind_blocks(pool, IN_A_RING, options.repeats)
-        if "lengths" in asked:
-            yield from by_length(pool, divided, options.repeats)
+    yield from by_ranks(asked, divided, options.repeats)
     if "memory" in asked:
         yield in_memory(options.room)
+
+
+def by_ranks(
+    asked: Sequence[str], divided: tuple[int, ...], repeats: int
+) -> Iterator[dict[str, Any]]:
+    """What takes several processes."""
+    with WorkerPool() as pool:
+        if "ideal" in asked:
+            yield from beside_the_ideal(pool, divided, repeats)
+        if "ring" in asked:
+            yield behind_blocks(partial(here, pool), "", IN_A_RING, repeats)
+        if "lengths" in asked:
+            yield from by_length(pool, divided, repeats)
+    if "links" in asked:
+        where = f" over {LINK_GBIT:g} Gbit/s"
+        yield behind_blocks(partial(in_lab, LINK_GBIT), where, IN_A_RING, repeats)
 
 
 if __name__ == "__main__":
