@@ -75,7 +75,7 @@ REFUSALS = [
         "unknown key 'plan.zzz': the keys here are auto, file, shares, stages, pipelines, "
         "schedule, chunks, in_flight, head, domains, sums, reduction, reduction_between, gather, "
         "gather_between, border, "
-        "border_between.\n"
+        "border_between, expert_imbalance.\n"
         "    on the command line",
         overrides=("plan.zzz=1",),
     ),
@@ -268,7 +268,7 @@ REFUSALS = [
         "plan = 'atuo': expected a section with keys of auto, file, shares, stages, pipelines, "
         "schedule, chunks, in_flight, head, domains, sums, reduction, reduction_between, gather, "
         "gather_between, border, "
-        "border_between, or 'auto'.\n"
+        "border_between, expert_imbalance, or 'auto'.\n"
         "    at my.yaml:2",
         yaml="extends: debug\nplan: atuo\n",
     ),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from weft.config.errors import ConfigError
+from weft.models.decoder_spec import expecting
 from weft.models.registry import FAMILIES, check_spec
 from weft.plan.model import ExpertsSpec, LatentSpec
 
@@ -95,3 +96,22 @@ def test_norms_over_all_heads_are_norms() -> None:
         ConfigError, match=r"false, as without model\.qk_norm there are no such norms"
     ):
         check_spec(replace(ROW, norms_all_heads=True))
+
+
+def test_loads_that_cannot_be() -> None:
+    assert ROW.experts is not None
+    wanted = replace(ROW, experts=replace(ROW.experts, imbalance=4.0))
+    assert expecting(ROW, 4.0) == wanted != ROW
+    limited = replace(ROW, experts=replace(ROW.experts, capacity=1.25))
+    for spec, wrong, expected in (
+        (ROW, 4.5, "1 to 4. An expert that every token visits, or that is full, has no more."),
+        (
+            limited,
+            2.0,
+            "1 to 1.25. An expert that every token visits, or that is full, has no more.",
+        ),
+        (FAMILIES["llama"].sizes["debug-1m"], 2.0, "1 where no token chooses experts."),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            expecting(spec, wrong)
+        assert str(refused.value) == f"plan.expert_imbalance = {wrong}: expected {expected}"

@@ -10,8 +10,9 @@ import pytest
 from benchmarks.every_plan import WITHOUT_LIMIT, every_pipeline, fits, pool
 from weft.axes.held import check_mesh
 from weft.cluster.view import ChipPool, ClusterView
+from weft.models.decoder_spec import DecoderSpec
 from weft.models.llama.sizes import SIZES
-from weft.models.registry import dims_of_model
+from weft.models.registry import dims_of_model, shape_of
 from weft.plan.mesh import Mesh
 from weft.plan.model import ExpertsSpec
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
@@ -31,7 +32,16 @@ CASES: dict[str, tuple[ChipPool, ...]] = {
     "one node": (pool(H100, 45, 4),),
     "two nodes": (pool(H100, 60, 2, 2, gbit=400),),
     "one chip": (pool(H100, 80, 1),),
+    "unequal loads": (pool(H100, 45, 4),),
 }
+MOST = {"unequal loads": 2.0}
+"""Of the most visited expert, over the mean: every token goes to it."""
+
+
+def expecting(imbalance: float) -> DecoderSpec:
+    """The model, with loads of experts that may be unequal."""
+    assert SPEC.experts is not None
+    return replace(SPEC, experts=replace(SPEC.experts, imbalance=imbalance))
 
 
 def divided(plan: Plan) -> Iterator[Plan]:
@@ -101,24 +111,44 @@ def test_unlike_chips_of_one_mesh_want_unlike_numbers_of_experts() -> None:
     assert seconds(1, 3) > seconds(1, 1)
 
 
+def test_divided_experts_take_as_long_as_the_most_visited_ones() -> None:
+    """Of four experts on four ranks one has twice the mean: its rank computes and receives twice as
+    much, on two ranks 4 / 3 as much, and where each has all nobody waits for another."""
+    cluster = ClusterView(CASES["one node"])
+
+    def expert_seconds(imbalance: float, **axes: int) -> float:
+        stage = StagePlan(mesh=Mesh.of(range(4), **axes), layers=(0, 2), device="cuda")
+        stage = replace(stage, precision="bf16")
+        pipeline = PipelinePlan(stages=(stage,), samples=SAMPLES, microbatch=SAMPLES)
+        plan = Plan(num_layers=2, pipelines=(pipeline,))
+        return time_of_plan(plan, expecting(imbalance), cluster, seq_len=SEQ_LEN).step_s
+
+    shape = shape_of(expecting(2.0)).experts
+    assert shape is not None
+    assert [shape.busiest(own) for own in (1, 2, 4)] == pytest.approx([2, 4 / 3, 1])
+    assert expert_seconds(2.0, dp=4) == expert_seconds(1.0, dp=4)
+    assert 1.2 < expert_seconds(2.0, ep=4) / expert_seconds(1.0, ep=4) < 2
+    assert expert_seconds(2.0, ep=4) > expert_seconds(2.0, dp=2, ep=2)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_found_is_the_fastest_of_all(name: str) -> None:
-    best, ways = inf, 1
+    best, ways, spec = inf, 1, expecting(MOST.get(name, 1.0))
     for one, used in every_pipeline(CASES[name], SPEC.num_layers, SAMPLES, shared=False):
         for plan in divided(one):
-            if fits(plan, SPEC, used, SEQ_LEN, used.world_size):
-                step_s = time_of_plan(plan, SPEC, used, seq_len=SEQ_LEN).step_s
+            if fits(plan, spec, used, SEQ_LEN, used.world_size):
+                step_s = time_of_plan(plan, spec, used, seq_len=SEQ_LEN).step_s
                 if step_s < best:
                     best = step_s
                     ways = max(stage.mesh.size("ep") for _, _, stage in plan.stages())
-    workload = Workload(spec=SPEC, seq_len=SEQ_LEN, samples=SAMPLES)
+    workload = Workload(spec=spec, seq_len=SEQ_LEN, samples=SAMPLES)
     options = Options(effort=WITHOUT_LIMIT)
     found = search(Problem(workload, ClusterView(CASES[name]), options=options)).best
     assert found.time.step_s <= best * (1 + 1e-9)
     chosen = [stage.mesh.size("ep") for _, _, stage in found.plan.stages()]
-    assert (max(chosen) > 1) == (ways > 1) == (name != "one chip")
+    assert (max(chosen) > 1) == (ways > 1) == (name in ("one node", "two nodes"))
     every = [
-        time_of_plan(plan, SPEC, found.cluster, seq_len=SEQ_LEN)
+        time_of_plan(plan, spec, found.cluster, seq_len=SEQ_LEN)
         for plan in ways_to_send(found.plan)
     ]
     assert found.time.step_s <= min(time.step_s for time in every) * (1 + 1e-9)

@@ -230,6 +230,10 @@ class PlanConfig(Section):
     border_between: Between | None = None
     """Cast only where the two stages are on several nodes, or on unlike families of chips. null:
     every border."""
+    expert_imbalance: Annotated[float, Field(strict=True, ge=1)] = 1.0
+    """Tokens of the most visited expert of a layer over the mean, as far as it is expected:
+    `expert_imbalance` in `metrics.jsonl` tells it of an earlier run. Predictions, and a planner,
+    wait for the rank that has that one; no number depends on it."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

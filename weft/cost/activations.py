@@ -212,7 +212,7 @@ def _feed_forward(shape: ModelShape, work: StageWork, *, experts: bool) -> dict[
         width = wide * shape.d_ff / split
         return {"gates": first * width, "hidden": (1 + again) * width}
     mixture = shape.experts
-    visits = mixture.top_k * work.expert_visits
+    visits = mixture.top_k * work.expert_visits * work.busiest(mixture)
     width = wide * (visits * mixture.d_ff + mixture.shared_d_ff) / split
     copies = wide * visits * 2 * shape.d_model
     return {"gates": first * width + copies, "hidden": (1 + again) * width}

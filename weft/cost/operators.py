@@ -154,12 +154,13 @@ def _feed_forward_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
 
 
 def _expert_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
-    """Tokens spread evenly; each rank computes its share of the experts for all that share them."""
+    """Each rank computes its share of the experts for all that share them, and the last one is
+    waited for."""
     assert shape.experts is not None, "a layer of experts in a shape without"
     experts, tokens = shape.experts, work.tokens
     yield Op("router", "matmul", tokens, experts.num_experts, shape.d_model)
     local = max(experts.num_experts / work.share("experts") * work.expert_part, 1.0)
-    visits = tokens * experts.top_k * work.expert_visits
+    visits = tokens * experts.top_k * work.expert_visits * work.busiest(experts)
     many, gates = local * work.expert_pieces, shape.num_matrices - 1
     each = visits / many
     width = experts.d_ff / work.share("d_ff")

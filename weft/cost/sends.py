@@ -40,6 +40,8 @@ class LayerSend(NamedTuple):
     copies: int = 1
     """Of each token."""
     num_experts: int = 0
+    busiest: float = 1.0
+    """Tokens that the last rank waits for, beside an even share."""
     most_nodes: int = 0
     """That a token crosses to; 0 is as many as it likes."""
     cast_bytes: float = 0.0
@@ -58,13 +60,13 @@ class LayerSend(NamedTuple):
                 return self.times * fabric.seconds("all_gather", self.num_bytes, self.group)
             case "experts":
                 return self.times * fabric.dispatch_seconds(
-                    self.bytes_of_tokens(inside=True),
+                    self.busiest * self.bytes_of_tokens(inside=True),
                     self.copies,
                     self.group,
                     most_nodes=self.most_nodes,
                     in_turn=not (DIVISIONS[self.axis].borrowed or self.at_once),
                     alone=self.at_once,
-                    far_bytes=self.bytes_of_tokens(inside=False),
+                    far_bytes=self.busiest * self.bytes_of_tokens(inside=False),
                 )
 
     def bytes_of_tokens(self, *, inside: bool) -> float:
@@ -106,7 +108,7 @@ def layer_sends(
             rows = work.tokens / work.share("d_ff") ** DIVISIONS[axis].borrowed
             send = LayerSend("experts", axis, group, work.wide * rows * shape.d_model, 2)
             send = send._replace(copies=mixture.top_k, most_nodes=mixture.most_nodes)
-            send = send._replace(num_experts=mixture.num_experts)
+            send = send._replace(num_experts=mixture.num_experts, busiest=work.busiest(mixture))
             send = send._replace(at_once=work.experts_at_once)
             if work.expert_cast:
                 cast_bytes = CASTS[work.expert_cast].num_bytes(rows * shape.d_model, rows)

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, get_args
 from weft.axes.axis import Axis
 from weft.axes.registry import AXES
 from weft.cluster.cluster import Dtype
-from weft.models.shape import Branch, ModelShape
+from weft.models.shape import Branch, ExpertShape, ModelShape
 from weft.plan.borders import Layers, blocks, in_parts
 from weft.plan.layout import Dim, Form
 from weft.plan.model import UnitName
@@ -172,6 +172,11 @@ class StageWork(NamedTuple):
     def share(self, dim: DimName) -> int:
         """Into how many parts a dimension is cut, as modules compute with it."""
         return share(self.axes, dim)
+
+    def busiest(self, mixture: ExpertShape) -> float:
+        """Tokens that come to the experts of the rank that has most, beside an even share."""
+        own = mixture.num_experts / self.share("experts") * self.expert_part
+        return mixture.busiest(max(own, 1.0))
 
     @property
     def wide(self) -> float:

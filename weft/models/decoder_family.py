@@ -238,6 +238,7 @@ def _expert_shape(spec: DecoderSpec) -> ExpertShape | None:
         shared_d_ff=experts.shared_d_ff,
         num_vectors=biases + has_row,
         dense_layers=experts.dense_layers,
+        imbalance=experts.imbalance,
     )
 
 

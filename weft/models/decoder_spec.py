@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from math import ceil, isfinite
+from math import ceil, inf, isfinite
 from typing import Any, Self
 
 from weft.config.errors import ConfigError, show
@@ -151,6 +151,25 @@ def _check_room(experts: ExpertsSpec, seq_len: int) -> None:
     expected = f"at least {share}, so that an expert takes a token of a sample"
     hint = f"It takes capacity x top_k x seq_len / count = {experts.capacity} x {even}."
     raise ConfigError("model.experts.capacity", experts.capacity, expected, hint)
+
+
+def expecting(spec: ModelSpec, imbalance: float) -> ModelSpec:
+    """The model, whose most visited experts are expected to have so many times the mean.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if imbalance == 1:
+        return spec
+    key = "plan.expert_imbalance"
+    if not isinstance(spec, DecoderSpec) or not spec.experts or spec.experts.choice == "experts":
+        raise ConfigError(key, imbalance, "1 where no token chooses experts")
+    experts = spec.experts
+    most = min(experts.count / experts.top_k, experts.capacity or inf)
+    if imbalance > most:
+        hint = "An expert that every token visits, or that is full, has no more."
+        raise ConfigError(key, imbalance, f"1 to {most:g}", hint)
+    return replace(spec, experts=replace(experts, imbalance=imbalance))
 
 
 def check_decoder(spec: DecoderSpec) -> None:

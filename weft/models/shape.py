@@ -29,9 +29,19 @@ class ExpertShape:
     """Biases and gates of one row, in multiples of ``d_model``."""
     dense_layers: int = 0
     """The first so many layers have an ordinary feed-forward."""
+    imbalance: float = 1.0
+    """Tokens of the most visited one over the mean, as far as it is expected."""
     most_nodes: int = 0
     """A token crosses to so many nodes at most, to each once, however many of its experts there
     take it; 0: to every expert by itself."""
+
+    def busiest(self, own: float) -> float:
+        """Tokens of the rank with the most visited of them, among so many of its own, over the mean
+        of ranks: the others have alike what it leaves."""
+        if own >= self.num_experts:
+            return 1.0
+        others = (self.num_experts - self.imbalance) / (self.num_experts - 1)
+        return (self.imbalance + (own - 1) * others) / own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

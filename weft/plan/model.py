@@ -84,6 +84,9 @@ class ExpertsSpec:
     """Factor of the loss of unequal loads (``weft.nn.experts.gates.balance_loss``)."""
     z: float = 0.0
     """Factor of the loss of large logits (``z_loss``)."""
+    imbalance: float = 1.0
+    """Tokens of the most visited one over the mean of a layer, as far as it is expected: costs know
+    of it, and no number depends on it."""
 
     def room(self, seq_len: int) -> int | None:
         """Tokens of one sample that an expert takes at most; None: all that choose it."""

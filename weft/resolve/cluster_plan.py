@@ -14,6 +14,7 @@ from weft.cluster.cluster import Cluster, Node
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
+from weft.models.decoder_spec import expecting
 from weft.models.registry import (
     FAMILIES,
     dims_of_model,
@@ -113,6 +114,7 @@ def _workload(loaded: Loaded, cluster: ClusterView, notes: list[str]) -> Workloa
         precision = usual_precision((pool.chip for pool in cluster.pools), cpu_bf16=False)
         notes.append(f"compute.precision = {precision}, from the cluster's chips")
     spec = model_spec(config.model, vocab_size, config.data.seq_len)
+    spec = expecting(spec, config.plan.expert_imbalance)
     return Workload(
         spec=spec,
         seq_len=config.data.seq_len,

@@ -20,6 +20,7 @@ from weft.config.load import Loaded
 from weft.config.plan_sections import MADE, PipelineConfig, PlanConfig, StageConfig
 from weft.config.sections import Config
 from weft.cost.work import Training
+from weft.models.decoder_spec import expecting
 from weft.models.registry import (
     FAMILIES,
     dims_of_model,
@@ -261,7 +262,8 @@ def training_asked(config: Config, spec: ModelSpec) -> Training:
 
 def spec_asked(config: Config) -> ModelSpec:
     """The model with the vocabulary that is asked for."""
-    return model_spec(config.model, vocab_size_asked(config), config.data.seq_len)
+    spec = model_spec(config.model, vocab_size_asked(config), config.data.seq_len)
+    return expecting(spec, config.plan.expert_imbalance)
 
 
 def _derived(
