@@ -86,4 +86,4 @@ def _tensors(microbatches: Sequence[MicroBatch]) -> Iterator[Tensor]:
         context = each.context
         packed = () if context.documents is None else context.documents.packed
         found = (context.positions, context.dropout_keys, *packed)
-        yield from (tensor for tensor in found if tensor is not None)
+        yield from (each for each in found if isinstance(each, Tensor))
