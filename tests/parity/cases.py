@@ -799,6 +799,9 @@ EIGHT_BITS = [
          domains=((0, 1), (2, 3)), gather="fp8", precision="fp8-blockwise-fp64"),
     Case("fp8-experts-ep2-tp2-zero2", shares=(6,), dp=((1,),), ep=((2,),), tp=((2,),), zero=2,
          microbatch=3, experts=_ADDING, precision="fp8-fp64"),
+    Case("fp8-rowwise-experts-ep2-zb-h1-zero2", shares=(6,), dp=((1, 2),), ep=((2, 1),),
+         layers=((1.5, 2.5),), schedule="zb-h1", zero=2, recompute="full", microbatch=2,
+         experts=_SIGMOID, precision="fp8-rowwise-fp64"),
     Case("fp8-delayed-latent-tp2-zb-h1", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((2, 2),),
          schedule="zb-h1", latent=_LOW, precision="fp8-delayed-fp64"),
 ]  # fmt: skip

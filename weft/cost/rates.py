@@ -199,7 +199,11 @@ def compute_seconds(shape: ModelShape, work: StageWork, chip: CostFunction) -> S
 
 def _op_seconds(op: Op, phase: Phase, work: StageWork, chip: CostFunction) -> float:
     narrow = chip.seconds(op, phase, work.dtype)
-    if work.dtype != "fp8" or not work.wide_products:
+    if work.dtype != "fp8":
+        return narrow
+    if work.in_chunks and op.name.startswith("expert ") and phase == "weight_grad":
+        return chip.seconds(op, phase, "bf16")  # as weft/parallel/fp8/experts.py does
+    if not work.wide_products:
         return narrow
     return narrow + work.wide_products * (chip.seconds(op, phase, "bf16") - narrow)
 

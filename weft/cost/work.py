@@ -159,7 +159,8 @@ class StageWork(NamedTuple):
     in_rows: bool = False
     """Attention keeps the probabilities of its queries to all keys."""
     in_chunks: bool = False
-    """The head's logits are made some tokens at a time, as Weft does; others' software has all."""
+    """As Weft does: the head's logits are made some tokens at a time, and with FP8 the gradients of
+    experts' weights in 16 bits. Others' software has all logits, and no such gradients."""
     eager: bool = False
     """On a processor: attention in blocks of queries, and the gate kept before and after its
     activation (``weft/nn``)."""

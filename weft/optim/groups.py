@@ -28,7 +28,8 @@ def _is_in(spec: ParamSpec, group: ParamGroupConfig) -> bool:
     if not fnmatchcase(spec.name, group.params):
         return False
     limit = group.narrower_than
-    return limit is None or (len(spec.shape) == 2 and min(spec.shape) < limit)
+    has_sides = len(spec.shape) == 2 + spec.of_experts
+    return limit is None or (has_sides and min(spec.shape[-2:]) < limit)
 
 
 def settings_of(optim: OptimConfig, spec: ParamSpec) -> Settings:
@@ -88,7 +89,7 @@ def refuse_idle_groups(optim: OptimConfig, specs: Sequence[ParamSpec]) -> None:
 def _refuse_idle_fp8(key: str, group: ParamGroupConfig, specs: Sequence[ParamSpec]) -> None:
     """``specs``: the parameters of a group."""
     says_more = group.lr_scale != 1.0 or group.weight_decay is not None or not group.trainable
-    matrices = (spec for spec in specs if isinstance(spec.unit, int) and len(spec.shape) == 2)
-    if not group.fp8 and not says_more and not any(matrices):
+    matrices = any(spec.is_matrix for spec in specs)
+    if not group.fp8 and not says_more and not matrices:
         expected = "a pattern that matches a layer's matrix: others never multiply in fp8"
         raise ConfigError(key, group.params, expected)

@@ -72,7 +72,7 @@ def training_of(
 
 def _wide(specs: Sequence[ParamSpec]) -> float:
     """Of layers' matrices, the part whose products never have eight bits."""
-    matrices = [s for s in specs if isinstance(s.unit, int) and len(s.shape) == 2]
+    matrices = [spec for spec in specs if spec.is_matrix]
     wide = sum(spec.numel for spec in matrices if not spec.fp8)
     return wide / sum(spec.numel for spec in matrices) if wide else 0.0
 

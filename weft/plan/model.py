@@ -163,6 +163,11 @@ class ParamSpec:
         return prod(self.shape)
 
     @property
+    def is_matrix(self) -> bool:
+        """Of a layer, or one of each of its experts."""
+        return isinstance(self.unit, int) and len(self.shape) == 2 + self.of_experts
+
+    @property
     def units(self) -> set[UnitName]:
         """All that compute with it."""
         return {self.unit, *self.also}

@@ -78,10 +78,9 @@ def _weights(spec: ModelSpec, wide: frozenset[str]) -> dict[tuple[Dim, ...], str
     layout = layout_of(spec)
     found: dict[tuple[Dim, ...], str] = {}
     for param in param_specs(spec):
-        is_matrix = isinstance(param.unit, int) and len(param.shape) == 2
-        if is_matrix and param.name not in wide:
+        if param.is_matrix and param.name not in wide:
             module, _, leaf = param.name.rpartition(".")
-            found.setdefault(layout[module].params[leaf], param.name)
+            found.setdefault(layout[module].params[leaf][-2:], param.name)
     return found
 
 

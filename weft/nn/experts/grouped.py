@@ -141,6 +141,15 @@ def grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return one_by_one(x, weight, ends)
 
 
+def grouped_weight_grad(grad: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    """Of ``grouped_product``, ``[experts, d_out, d_in]``: zero for an expert without rows."""
+    if _has_grouped(x, grad[None]):
+        return F.grouped_mm(grad.T, x, offs=ends)
+    made = grad.new_empty(len(ends), grad.shape[1], x.shape[1])
+    sizes = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
+    return _weight_grads(grad, x, sizes, made)
+
+
 def one_by_one(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """``grouped_product`` on any device, in any dtype; asks for every size on the host."""
     result: Tensor = _Loop.apply(x, weight, ends)  # type: ignore[no-untyped-call]
@@ -180,6 +189,12 @@ class _Loop(torch.autograd.Function):
             for own, out, matrix in zip(grads, torch.split(d_x, ctx.sizes), weight, strict=True):
                 torch.mm(own, matrix, out=out)
         if d_weight is not None:
-            for own, rows, out in zip(grads, torch.split(x, ctx.sizes), d_weight, strict=True):
-                torch.mm(own.T, rows, out=out)  # zero where there are no rows
+            _weight_grads(grad, x, ctx.sizes, d_weight)
         return d_x, d_weight, None
+
+
+def _weight_grads(grad: Tensor, x: Tensor, sizes: list[int], made: Tensor) -> Tensor:
+    parts = (torch.split(rows, sizes) for rows in (grad, x))
+    for own, rows, out in zip(*parts, made, strict=True):
+        torch.mm(own.T, rows, out=out)  # zero where there are no rows
+    return made

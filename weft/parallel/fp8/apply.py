@@ -1,4 +1,4 @@
-"""Let the linear layers of a block multiply in eight bits."""
+"""Let the linear layers of a block multiply in eight bits, those of experts too."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from torch import nn
 from weft.axes.registry import AXES
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
+from weft.nn.experts.feed_forward import Expert
 from weft.parallel.apply import RUNTIMES
+from weft.parallel.fp8.experts import ScaledExpert
 from weft.parallel.fp8.history import Histories
 from weft.parallel.fp8.linear import Factors, ScaledLinear
 from weft.parallel.fp8.repeated import repeated
 from weft.parallel.params import Held, LocalParam
 from weft.parallel.runtime import AxisGroup
-from weft.plan.layout import SAMPLES, Dim
+from weft.plan.layout import Dim
 from weft.plan.plan import RankPlan
 from weft.platform.registry import PLATFORMS
 from weft.precision.registry import PRECISIONS
@@ -56,15 +58,11 @@ class EightBits:
         mesh = rank_plan.stage_plan.mesh
         self._groups: list[AxisGroup] = []
         self._token_groups: list[AxisGroup] = []
-        self._same_groups: list[AxisGroup] = []
-        """Of ranks that have the same tokens."""
         for name in RUNTIMES:
             if name in mesh.model_axes:
-                axis, group = AXES[name], AxisGroup(comm, rank_plan.group(name))
-                has_tokens = axis.divides(SEQ, "inner")
-                (self._token_groups if has_tokens else self._groups).append(group)
-                if not has_tokens and not axis.divides(SAMPLES, "inner"):
-                    self._same_groups.append(group)
+                has_tokens = AXES[name].divides(SEQ, "inner")
+                groups = self._token_groups if has_tokens else self._groups
+                groups.append(AxisGroup(comm, rank_plan.group(name)))
         self._by_tensor_cores = PLATFORMS[comm.device.type].multiplies_fp8()
 
     def apply(self, module: nn.Module) -> nn.Module:
@@ -81,26 +79,29 @@ class EightBits:
             made = ScaledLinear(module, self._factors(module))
             self._made |= {id(module): made, id(made): made}
             return made
+        if type(module) is Expert and self._is_asked(module):
+            return ScaledExpert(module, self._factors(module))
         self._made[id(module)] = module
         for name, child in list(module._modules.items()):  # one may have several names
             if child is not None:
                 module.register_module(name, self.apply(child))
         return module
 
-    def _is_asked(self, linear: nn.Linear) -> bool:
-        found = self._params.get(id(linear.weight))
+    def _is_asked(self, layer: nn.Linear | Expert) -> bool:
+        found = self._params.get(id(layer.weight))
         return found is None or found.spec.fp8
 
-    def _factors(self, linear: nn.Linear) -> Factors:
-        found = self._params.get(id(linear.weight))
+    def _factors(self, layer: nn.Linear | Expert) -> Factors:
+        found = self._params.get(id(layer.weight))
         divided, history, same = (False, False), None, None
-        name = self._names.get(id(linear.weight))
-        if self._histories is not None and name is not None:
+        name = self._names.get(id(layer.weight))
+        if self._histories is not None and name is not None and layer.weight.dim() == 2:
             history = self._histories.of(name)
         if found is not None:
-            shape = found.spec.shape
-            divided = found.stored.size[0] < shape[0], found.stored.size[1] < shape[1]
-            same = repeated(found, self._pieces.get(found.spec.name, ()), self._same_groups)
+            here, whole = found.stored.size[-2:], found.spec.shape[-2:]
+            divided = here[0] < whole[0], here[1] < whole[1]
+            pieces = self._pieces.get(found.spec.name, ()) if layer.weight.dim() == 2 else ()
+            same = repeated(found, pieces, self._groups)
         return Factors(
             self._products,
             divided=divided,

@@ -91,6 +91,23 @@ class Factors:
         groups = self.groups if is_divided else ()
         return self._scaled(w, WEIGHT, spans, groups)
 
+    def row(self, x: Tensor, *, is_gradient: bool) -> Scaled:
+        """``[rows, features]`` of any samples, for a sum over features: each row by itself."""
+        is_blocks = self.products.scaling == "blockwise"
+        spans = Spans(blocks=(1,)) if is_blocks else Spans(whole=(1,))
+        is_divided = self.divided[0 if is_gradient else 1] and not is_blocks
+        kind = GRADIENT if is_gradient else STREAM
+        return self._scaled(x, kind, spans, self.groups if is_divided else ())
+
+    def matrices(self, w: Tensor, over: int) -> Scaled:
+        """``[experts, d_out, d_in]``, for a sum over ``d_out`` (1) or ``d_in`` (2)."""
+        spans = {
+            "rowwise": Spans(whole=(over,)),
+            "blockwise": Spans(blocks=(1, 2)),
+        }.get(self.products.scaling, Spans(whole=(1, 2)))
+        is_divided = any(self.divided[dim - 1] for dim in spans.whole)
+        return self._scaled(w, WEIGHT, spans, self.groups if is_divided else ())
+
     def _scaled(self, x: Tensor, kind: int, spans: Spans, groups: Sequence[AxisGroup]) -> Scaled:
         combine: Combine | None = partial(_of_all, groups) if groups else None
         asked = self.products

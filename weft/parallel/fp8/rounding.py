@@ -111,13 +111,14 @@ def product(left: Scaled, right: Scaled, dtype: torch.dtype, *, by_tensor_cores:
     results in bf16, sizes of whole 16 elements and scales that are the same along ``k``. The
     numbers are the same but for the order of sums.
     """
-    if by_tensor_cores and dtype == torch.bfloat16 and _can_multiply(left, right):
+    if by_tensor_cores and dtype == torch.bfloat16 and can_multiply(left, right):
         return _by_tensor_cores(left, right, dtype)
     return left.exact(dtype) @ right.exact(dtype).T
 
 
-def _can_multiply(left: Scaled, right: Scaled) -> bool:
-    sizes: Sequence[int] = (left.values.shape[-1], right.values.shape[0])
+def can_multiply(left: Scaled, right: Scaled) -> bool:
+    """Of ``[.., k]`` and ``[.., n, k]``."""
+    sizes: Sequence[int] = (left.values.shape[-1], right.values.shape[-2])
     along = left.scale.shape[-1] == 1 == right.scale.shape[-1]
     return along and all(size % 16 == 0 for size in sizes) and left.values.numel() > 0
 
@@ -137,3 +138,20 @@ def _by_tensor_cores(left: Scaled, right: Scaled, dtype: torch.dtype) -> Tensor:
     columns = right.values.contiguous().T
     made: Tensor = torch._scaled_mm(rows.contiguous(), columns, *scales, out_dtype=dtype)
     return made.reshape(*outside, len(right.values))
+
+
+def grouped_by_tensor_cores(
+    rows: Scaled, matrices: Scaled, ends: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """``[rows, k]`` times that of ``[experts, n, k]``, transposed, which a row belongs to; rows end
+    with their expert's of ``ends``. Each row and each column has a scale."""
+    scales = rows.scale.reciprocal(), matrices.scale.reciprocal()
+    made: Tensor = torch._scaled_grouped_mm(
+        rows.values.contiguous(),
+        matrices.values.contiguous().mT,
+        scales[0].reshape(-1),
+        scales[1].expand(-1, matrices.values.shape[1], 1).squeeze(-1).contiguous(),
+        offs=ends,
+        out_dtype=dtype,
+    )
+    return made
