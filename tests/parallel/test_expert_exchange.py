@@ -204,13 +204,14 @@ class Noting(Comm):
 
 
 ONE_PIECE = """
-15 leave, shared, 15 are there, down, 15 leave, 15 are there, backward,
-15 leave, 15 are there, back through down, 15 leave, back through shared, 15 are there
+15 leave, shared, 15 are there, down, 15 leave, shared, 15 are there, backward,
+15 leave, back through shared, 15 are there, back through down, 15 leave, back through shared,
+15 are there
 """
 TWO_PIECES = """
-9 leave, 6 leave, shared, 9 are there, down, 9 leave, 6 are there, down, 6 leave,
+9 leave, 6 leave, shared, 9 are there, down, 9 leave, 6 are there, down, 6 leave, shared,
 9 are there, 6 are there, backward,
-6 leave, 9 leave, 6 are there, back through down, 6 leave,
+6 leave, 9 leave, back through shared, 6 are there, back through down, 6 leave,
 9 are there, back through down, 9 leave, back through shared, 6 are there, 9 are there
 """
 """A piece, or its gradient, is under way while the other or a shared expert is computed."""

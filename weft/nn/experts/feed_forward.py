@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -153,15 +154,28 @@ class Experts(nn.Module):
             self.tokens += order.sizes
         visits = self.visits([order.ends for order in orders])
         pieces = zip(cut(x.flatten(0, 1), sizes), orders, visits, strict=True)
+        beside = self._beside(x)
         coming = [visit.there(spread(piece, order)) for piece, order, visit in pieces]
-        shared = None if self.shared is None else self.shared(x)
+        shared = [part() for part in beside[:1]]
         going = [
             visit.back(self._computed(rows(), visit.ends))
             for rows, visit in zip(coming, visits, strict=True)
         ]
+        shared += [part() for part in beside[1:]]
         back = zip(going, parts, orders, strict=True)
         y = joined([together(rows(), part.shares, order) for rows, part, order in back]).view_as(x)
-        return y if shared is None else y + shared
+        return y + torch.cat(shared, 1).view_as(x) if shared else y
+
+    def _beside(self, x: Tensor) -> list[Callable[[], Tensor]]:
+        """What the expert computes that every token visits, by tokens: half of it while others go,
+        half while they come back. All at once where none travels."""
+        if self.shared is None:
+            return []
+        parts = [x]
+        if self.visits is not here:
+            tokens = x.flatten(0, 1)[None]
+            parts = list(torch.split(tokens, split_evenly(tokens.shape[1], 2), dim=1))
+        return [partial(self.shared, part) for part in parts]
 
     def _computed(self, rows: Tensor, ends: Tensor) -> Tensor:
         """``[rows, d_model]`` by expert, to as much."""
