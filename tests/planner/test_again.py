@@ -13,6 +13,7 @@ from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import search
 from weft.planner.search.again import with_least_recompute
 from weft.planner.search.found import Candidate
+from weft.recompute.asked import offloads
 
 BOX = ClusterView((ChipPool(chip=catalogue()["H100-SXM5-80GB"], num_nodes=1, chips_per_node=4),))
 
@@ -73,3 +74,23 @@ def test_no_other_way_that_fits_is_faster(part: float) -> None:
             other = replace(found.plan, pipelines=(replace(pipeline, stages=tuple(stages)),))
             if not shortages(other, problem):
                 assert problem.time(other).step_s >= found.time.step_s * (1 - 1e-9), text
+
+
+def test_hosts_keep_what_long_attention_would_make_again() -> None:
+    """A million tokens: whole layers again are a quarter of a step, mostly attention; hosts have
+    room for what it reads, and links take it there meanwhile."""
+    pool = ChipPool(chip=catalogue()["H100-SXM5-80GB"], num_nodes=2, chips_per_node=8)
+    pool = replace(pool, network_gbit_s=400, host_gib=2000)
+    workload = Workload(spec=SIZES["llama3-8b"], seq_len=1 << 20, samples=4)
+    problem = Problem(workload, ClusterView((pool,)), options=Options(mixed_recompute=True))
+    found = search(problem)
+    (stage,) = found.best.plan.pipelines[0].stages
+    assert offloads(stage.recompute, None, "host") and "full" not in stage.recompute
+    assert shortages(found.best.plan, problem) == []
+    alone = replace(problem, cluster=ClusterView((replace(pool, host_gib=None),)))
+    without = search(alone).best
+    assert found.best.time.step_s < 0.82 * without.time.step_s
+    few = replace(problem, cluster=ClusterView((replace(pool, host_gib=1200),)))
+    some = search(few).best
+    assert found.best.time.step_s < some.time.step_s < without.time.step_s
+    assert shortages(some.plan, few) == []

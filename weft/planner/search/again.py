@@ -8,17 +8,22 @@ from functools import partial
 from itertools import combinations
 from math import inf
 
+from weft.cluster.cluster import HOST
 from weft.plan.plan import Plan, Recompute, StagePlan
+from weft.planner.fit import short_hosts
 from weft.planner.problem import Problem
 from weft.planner.search.domains import have_room
 from weft.planner.search.found import Candidate
 from weft.recompute.asked import reduced
 from weft.recompute.registry import MODES
+from weft.schedules.registry import SCHEDULES
 
 MODES_APART: tuple[Recompute, ...] = ("activation", "feed_forward", "attention+feed_forward")
 """What is searched beside nothing and whole layers, where some plan does not fit."""
-ALL = "full"
-"""The mode that keeps least."""
+ALL, OFFLOAD = "full", "offload"
+"""The mode that keeps least, and the one by which hosts keep what others leave."""
+_WORTH = 1.01
+"""How many times as long others take before hosts keep something."""
 Where = tuple[int, int]
 """A pipeline and a position of it."""
 Layers = Mapping[Where, int]
@@ -47,25 +52,39 @@ def _lighter(candidate: Candidate, problem: Problem) -> Candidate:
     if not places:
         return candidate
     both = partial(_fits, problem=problem), partial(_seconds, problem=problem)
-    mixed = lightest(plan, places, *both)
+    mixed = lightest(plan, places, *both, hosts=_may_offload(plan, problem))
     time, memory = problem.time(mixed), problem.memory(mixed)
     if time.step_s >= candidate.time.step_s or not have_room(mixed, problem, memory):
         return candidate
     return replace(candidate, plan=mixed, time=time, memory=memory)
 
 
-def lightest(plan: Plan, places: Sequence[Where], fits: Fits, seconds: Seconds) -> Plan:
+def _may_offload(plan: Plan, problem: Problem) -> bool:
+    """Hosts may keep what layers do: where samples are so long that attention is not to be made
+    again, their chips have hosts, and weight gradients do not wait, which would need it again."""
+    waits = any(SCHEDULES[each.schedule].splits_backward for each in plan.pipelines)
+    pools = problem.cluster.pools
+    hosts = all(pool.host_gib and pool.chip.device != HOST for pool in pools)
+    return problem.divides_tokens and hosts and not waits
+
+
+def lightest(
+    plan: Plan, places: Sequence[Where], fits: Fits, seconds: Seconds, *, hosts: bool = False
+) -> Plan:
     """The plan with the modes and the layers that take least time and fit, at each of these
-    positions; whole layers where nothing fits.
+    positions; whole layers where nothing fits. ``hosts``: these may keep what is not made again.
 
     What a position keeps changes no other's memory: each takes what is fastest for itself.
     """
     fastest: dict[Where, tuple[float, str, int]] = {}
-    for base in _bases():
+    waiting = [f"{base}+{OFFLOAD}".removeprefix("+") for base in _bases()] if hosts else []
+    for base in (*_bases(), *waiting):
         layers = _fewest(plan, places, base, fits)
         taken = seconds(_mixed(plan, dict.fromkeys(places, base), layers))
+        worth = _WORTH if base in waiting else 1.0
         for where, count in layers.items():
-            fastest[where] = min(fastest.get(where, (inf, "", 0)), (taken[where], base, count))
+            so_far = fastest.get(where, (inf, "", 0))
+            fastest[where] = min(so_far, (worth * taken[where], base, count))
     chosen = {where: base for where, (_, base, _) in fastest.items()}
     return _mixed(plan, chosen, {where: count for where, (_, _, count) in fastest.items()})
 
@@ -104,7 +123,8 @@ def _fits(plan: Plan, problem: Problem) -> dict[Where, bool]:
         rank = problem.fullest(first, memory)
         room = part * problem.cluster.pool_of(rank).chip.memory_gib
         found[where] = memory[rank].total <= room
-    return found
+    short = any(short_hosts(plan, problem))
+    return dict.fromkeys(found, False) if short else found
 
 
 def _seconds(plan: Plan, problem: Problem) -> dict[Where, float]:
