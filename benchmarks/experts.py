@@ -87,7 +87,8 @@ def cluster(options: argparse.Namespace) -> str:
     """What ``weft lab`` is asked to build."""
     chips = ", ".join([f"{{kind: part, speed: {options.speed}}}"] * CHIPS[options.what])
     hosts = "".join(f"  - {{name: h{n}, chips: [{chips}]}}\n" for n in range(HOSTS))
-    return f"hosts:\n{hosts}links:\n  between: {{gbit: {options.gbit}}}\n"
+    link = f"{{gbit: {options.gbit}, latency_ms: {options.latency_ms}}}"
+    return f"hosts:\n{hosts}links:\n  between: {link}\n"
 
 
 def layer(comm: Comm, options: argparse.Namespace, near: int = 1, pieces: int = 1) -> Experts:
@@ -186,6 +187,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--speed", type=float, default=0.25)
     parser.add_argument("--gbit", type=float, default=1.0)
+    parser.add_argument("--latency_ms", type=float, default=0.0)
     options = parser.parse_args()
     if "RANK" in os.environ:
         rank(options)

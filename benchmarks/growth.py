@@ -101,7 +101,7 @@ def models(sizes: Sequence[str]) -> list[str]:
 def main() -> None:
     """Train, grow, train on, and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, nargs=3, default=[60, 20, 6])
+    parser.add_argument("--steps", type=int, nargs=3, default=[60, 20, 30])
     parser.add_argument("--out", type=Path, help="Folder of the runs; default: a temporary one.")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
