@@ -130,7 +130,7 @@ def timed(
     comm: Comm, stacks: Mapping[str, Sequence[Experts]], options: argparse.Namespace
 ) -> dict[str, list[float]]:
     """Seconds of each turn."""
-    x = torch.randn(1, options.tokens, options.d_model, requires_grad=True)
+    x = torch.randn(2, options.tokens // 2, options.d_model, requires_grad=True)
     took: dict[str, list[float]] = {way: [] for way in stacks}
     for turn in range(options.turns + 1):
         for way, stack in stacks.items():

@@ -221,7 +221,7 @@ TWO_PIECES = """
 def test_tokens_travel_while_others_are_computed(pieces: int, expected: str) -> None:
     comm = Noting()
     torch.manual_seed(0)
-    experts = Experts(D_MODEL, D_FF, ExpertsSpec(count=EXPERTS, top_k=3, shared_d_ff=4), seq_len=5)
+    experts = Experts(D_MODEL, D_FF, ExpertsSpec(count=EXPERTS, top_k=3, shared_d_ff=4), seq_len=1)
     for param in experts.parameters():
         torch.nn.init.normal_(param)
     own = range(EXPERTS)
@@ -230,7 +230,7 @@ def test_tokens_travel_while_others_are_computed(pieces: int, expected: str) -> 
     experts.pieces = pieces
     for name in ("down", "shared"):
         experts.get_submodule(name).register_forward_hook(partial(note, comm.noted, name))
-    x = torch.randn(1, 5, D_MODEL, requires_grad=True)
+    x = torch.randn(5, 1, D_MODEL, requires_grad=True)
     y, _ = experts(x)
     comm.noted.append("backward")
     y.sum().backward()

@@ -798,7 +798,7 @@ EIGHT_BITS = [
     Case("fp8-gathered-blockwise-dp4-domains-zero2", shares=(6,), dp=((4,),), microbatch=3, zero=2,
          domains=((0, 1), (2, 3)), gather="fp8", precision="fp8-blockwise-fp64"),
     Case("fp8-experts-ep2-tp2-zero2", shares=(6,), dp=((1,),), ep=((2,),), tp=((2,),), zero=2,
-         microbatch=3, experts=_ADDING, precision="fp8-fp64"),
+         microbatch=3, experts=replace(_ADDING, shared_d_ff=64), precision="fp8-fp64"),
     Case("fp8-rowwise-experts-ep2-zb-h1-zero2", shares=(6,), dp=((1, 2),), ep=((2, 1),),
          layers=((1.5, 2.5),), schedule="zb-h1", zero=2, recompute="full", microbatch=2,
          experts=_SIGMOID, precision="fp8-rowwise-fp64"),

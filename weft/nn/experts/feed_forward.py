@@ -164,17 +164,17 @@ class Experts(nn.Module):
         shared += [part() for part in beside[1:]]
         back = zip(going, parts, orders, strict=True)
         y = joined([together(rows(), part.shares, order) for rows, part, order in back]).view_as(x)
-        return y + torch.cat(shared, 1).view_as(x) if shared else y
+        return y + joined(shared) if shared else y
 
     def _beside(self, x: Tensor) -> list[Callable[[], Tensor]]:
-        """What the expert computes that every token visits, by tokens: half of it while others go,
-        half while they come back. All at once where none travels."""
+        """What the expert computes that every token visits: of half of the samples while others
+        go, of half while they come back. A sample stays whole, for scales of eight bits are of one;
+        all are computed at once where there is one, or no token travels."""
         if self.shared is None:
             return []
         parts = [x]
-        if self.visits is not here:
-            tokens = x.flatten(0, 1)[None]
-            parts = list(torch.split(tokens, split_evenly(tokens.shape[1], 2), dim=1))
+        if self.visits is not here and len(x) > 1:
+            parts = list(torch.split(x, split_evenly(len(x), 2)))
         return [partial(self.shared, part) for part in parts]
 
     def _computed(self, rows: Tensor, ends: Tensor) -> Tensor:
