@@ -115,6 +115,13 @@ def test_hosts_of_a_lab_become_pools(tmp_path: Path) -> None:
     assert view.pools[0].network_latency_s == pytest.approx(1e-3, rel=0.1)
 
 
+NESTED = (
+    POOL.replace("8}", "8, site: a}")
+    + POOL.replace("pools:\n", "").replace("8}", "8, site: b}")
+    + "sites: [{name: a, gbit: 9, inside: c}, {name: b, gbit: 9, inside: c}, {name: c, gbit: 1}]\n"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -245,7 +252,16 @@ def test_hosts_of_a_lab_become_pools(tmp_path: Path) -> None:
         ),
         (
             POOL.replace("8}", "8, site: a}") + "sites: [{name: a, gbit: 1}, {name: b, gbit: 1}]\n",
-            "sites[1].name = 'b': expected a site that some pool is at (pools[].site).",
+            "sites[1].name = 'b': expected a site that some pool is at (pools[].site), or that "
+            "another is inside.",
+        ),
+        (
+            NESTED.replace("inside: c", "inside: d"),
+            "sites[0].inside = 'd': expected one of b, c.",
+        ),
+        (
+            NESTED.replace("gbit: 1}", "gbit: 1, inside: a}"),
+            "sites[0].inside = 'c': expected null: all others are inside it.",
         ),
         (
             POOL.replace("8}", "4, site: a, node: n}")

@@ -12,11 +12,12 @@ from weft.cost.choice import Group, choice_of, ways_of_domains
 from weft.cost.memory import memory_of_plan
 from weft.cost.sent import Way, sent_by_plan
 from weft.cost.timing import Software
+from weft.cost.traffic import NETWORK_REACHED
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import param_specs
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
-from weft.simulate.step import NETWORK_REACHED, Knowledge, time_of_plan
+from weft.simulate.step import Knowledge, time_of_plan
 
 SPEC = SIZES["llama2-7b"]
 PARAMS = sum(param.numel for param in param_specs(SPEC))

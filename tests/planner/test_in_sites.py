@@ -11,13 +11,14 @@ from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.config.sections import SitesConfig
 from weft.cost.choice import Group, StageChoice
-from weft.cost.sends import border_times
+from weft.cost.sends import border_times, far_between
+from weft.cost.traffic import NETWORK_REACHED
 from weft.cost.work import StageWork
 from weft.models.llama.sizes import SIZES
 from weft.planner.in_sites import apart, search_in_sites
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import search
-from weft.simulate.step import NETWORK_REACHED, Knowledge
+from weft.simulate.step import Knowledge
 
 TWO_SITES = Path(__file__).parents[2] / "examples/clusters/two-sites.yaml"
 FAR = read_view(TWO_SITES)
@@ -33,21 +34,22 @@ def test_links_between_sites() -> None:
     assert [site.name for site in FAR.sites] == ["north", "south"]
     assert [FAR.reach(ranks) for ranks in ((0, 7), (7, 8), (31, 32))] == ["node", "across", "sites"]
     fabric = Knowledge().hardware_of(FAR.pools[0]).fabric
-    far, near = Group(64, 1, 2), Group(64)
+    far, near = Group(64, 1, (2,)), Group(64)
     took = replace(fabric, piece_bytes=0).seconds("reduce_scatter", 1e9, far)
     assert took == pytest.approx(1e9 / RATE * 63 / 64, rel=0.01) and took > 2 * 10e-3
     assert fabric.seconds("reduce_scatter", 1e9, near) < took / 1000
-    border = border_times(1e9, (1 / 8, 1 / 8), (fabric, fabric), reach="sites", shared_by=3)
-    assert (border.transfer_s, border.latency_s) == (pytest.approx(3e9 / RATE), 10e-3)
+    way = far_between(FAR.sites, [(0, 1)], (0, 1), times=3)
+    border = border_times(1e9, (1 / 8, 1 / 8), (fabric, fabric), reach="sites", far=way)
+    assert (border.transfer_s, border.latency_s) == pytest.approx((3e9 / RATE, 10e-3))
 
 
 def test_who_holds_the_same_at_two_sites() -> None:
     work = StageWork(layers=(0, 1), embeds=False, predicts=False, samples=1, seq_len=1)
-    choice = StageChoice(work=work, axes=(("dp", 32),), pipelines=2, sites=2)
-    assert choice.holders(8).sites == 2
+    choice = StageChoice(work=work, axes=(("dp", 32),), pipelines=2, sites=(2,))
+    assert choice.holders(8).sites == (2,)
     by_site = choice._replace(shard_ways=32)
-    assert by_site.parts(by_site.holders(8)) == (Group(32, 1), Group(2, 32, 2))
-    assert choice._replace(pipelines=1).holders(8).sites == 1
+    assert by_site.parts(by_site.holders(8)) == (Group(32, 1, (1,)), Group(2, 32, (2,)))
+    assert choice._replace(pipelines=1).holders(8).sites == ()
 
 
 def test_no_slower_than_when_each_site_is_written_as_a_node() -> None:

@@ -105,14 +105,17 @@ class PoolEntry(Section):
 
 
 class SiteEntry(Section):
-    """Nodes near each other, far from those of other sites."""
+    """Nodes near each other, farther from those of other sites."""
 
     name: Text
     """What pools call it."""
     gbit: Annotated[Positive, Field(ge=0.001, le=100_000)]
-    """Of its way to all other sites, each way, 10^9 bits/s; all its chips share it."""
+    """Of its way out, each way, 10^9 bits/s; all its chips share it."""
     latency_ms: Annotated[Number, Field(le=10_000)] = 0.0
     """Of a message to another site, 10^-3 s."""
+    inside: Text | None = None
+    """Name of the site in `sites` that it is a part of, as a rack is of a pod, to any depth: its
+    way out leads to others in there, and to that one's way out."""
 
 
 def view_of(
@@ -134,16 +137,39 @@ def view_of(
 
 
 def _refuse_sites(pools: Sequence[PoolEntry], sites: Sequence[SiteEntry]) -> None:
-    """Each pool is at one of two sites or more, and each site has pools; or there are none."""
+    """Each pool is at one of two sites or more, and each site has pools or sites; or there are
+    none."""
     names = [site.name for site in sites]
     if len(names) == 1 or len({*names}) < len(names):
         raise ConfigError("sites", names, "two names or more, each once, or no sites")
     for number, pool in enumerate(pools):
         _refuse_site(pool, pools, names, f"pools[{number}].site")
+    used = [*(pool.site for pool in pools), *(site.inside for site in sites)]
     for number, name in enumerate(names):
-        if name not in [pool.site for pool in pools]:
-            expected = "a site that some pool is at (pools[].site)"
+        if name not in used:
+            expected = "a site that some pool is at (pools[].site), or that another is inside"
             raise ConfigError(f"sites[{number}].name", name, expected)
+    _refuse_inside(sites)
+
+
+def _refuse_inside(sites: Sequence[SiteEntry]) -> None:
+    """Those that others are inside are known, and none is inside itself."""
+    within = {site.name: site.inside for site in sites}
+    for number, site in enumerate(sites):
+        others = [name for name in within if site.name not in _around(name, within)]
+        if site.inside is not None and site.inside not in others:
+            expected = f"one of {', '.join(others)}" if others else "null: all others are inside it"
+            raise ConfigError(f"sites[{number}].inside", site.inside, expected)
+
+
+def _around(name: str, within: Mapping[str, str | None]) -> list[str]:
+    """A site and all that it is in, as far as these are known and no one comes twice."""
+    found: list[str] = []
+    outer: str | None = name
+    while outer is not None and outer in within and outer not in found:
+        found.append(outer)
+        outer = within[outer]
+    return found
 
 
 def _refuse_site(
@@ -161,13 +187,15 @@ def _at_sites(
     chips: Sequence[ChipPool], pools: Sequence[PoolEntry], sites: Sequence[SiteEntry]
 ) -> ClusterView:
     """Each pool where its entry says."""
-    many: Counter[str | None] = Counter()
+    within = {site.name: site.inside for site in sites}
+    many: Counter[str] = Counter()
     for pool, entry in zip(chips, pools, strict=True):
-        many[entry.site] += pool.num_chips
-    known: dict[str | None, Site] = {
-        site.name: Site(site.name, many[site.name], site.gbit, site.latency_ms / 1e3)
-        for site in sites
-    }
+        for name in _around(entry.site, within) if entry.site else ():
+            many[name] += pool.num_chips
+    known: dict[str | None, Site] = {}
+    for site in sorted(sites, key=lambda site: len(_around(site.name, within))):  # outer ones first
+        late_s, outer = site.latency_ms / 1e3, known.get(site.inside)
+        known[site.name] = Site(site.name, many[site.name], site.gbit, late_s, outer)
     both = zip(chips, pools, strict=True)
     return ClusterView(tuple(replace(pool, site=known.get(entry.site)) for pool, entry in both))
 

@@ -5,8 +5,10 @@ Ten thousand chips of three kinds are three pools, so questions about a rank are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import zip_longest
 from math import inf
 from typing import Literal
 
@@ -19,7 +21,7 @@ Reach = Literal["node", "across", "sites"]
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Nodes near each other, and their one way to the nodes of other sites."""
+    """Nodes near each other (a rack, a pod, a building), and their one way to those of others."""
 
     name: str
     num_chips: int
@@ -28,11 +30,48 @@ class Site:
     """Of the way out, each way."""
     latency_s: float
     """Of a message to another site."""
+    within: Site | None = None
+    """The site that it is a part of, whose way out begins where its own ends."""
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    @property
+    def around(self) -> tuple[Site, ...]:
+        """It, and every site that it is in, the smallest first."""
+        return (self, *(self.within.around if self.within else ()))
 
     def faster(self, times: float) -> Site:
-        """With so many times the rate; infinity is for links that take no time."""
-        late_s = 0.0 if times == inf else self.latency_s
-        return replace(self, gbit_s=self.gbit_s * times, latency_s=late_s)
+        """With so many times the rates; infinity is for links that take no time."""
+        late_s, within = 0.0 if times == inf else self.latency_s, self.within
+        return replace(
+            self,
+            gbit_s=self.gbit_s * times,
+            latency_s=late_s,
+            within=within and within.faster(times),
+        )
+
+
+Hop = frozenset[Site]
+"""The ways out of two sites, or of one where there is none at the other end, of a message."""
+
+
+@lru_cache(maxsize=1 << 12)
+def hops_between(one: Site | None, other: Site | None) -> tuple[Hop, ...]:
+    """Of a message between two sites: first those of what is in nothing, or in one site, together,
+    then those nearer to each end. None inside a site."""
+    mine, theirs = ([*site.around] if site else [] for site in (one, other))
+    while mine and theirs and mine[-1] == theirs[-1]:
+        del mine[-1], theirs[-1]
+    both = zip_longest(reversed(mine), reversed(theirs))
+    return tuple(frozenset(filter(None, ends)) for ends in both)
+
+
+def count_by_level(sites: Iterable[Site | None]) -> tuple[int, ...]:
+    """At how many sites these are, in how many these are, and so on; empty: in one place."""
+    around = [site.around for site in {*sites} if site]
+    depth = max(map(len, around), default=0)
+    return tuple(len({each[min(n, len(each) - 1)] for each in around}) for n in range(depth))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,12 +180,24 @@ class ClusterView:
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """Where its nodes are, in the order of pools; empty where all are in one place."""
+        """Where its nodes are, in the order of pools; empty where all are in one place. What these
+        are in is not among them."""
         return tuple(dict.fromkeys(pool.site for pool in self.pools if pool.site is not None))
 
-    def at_site(self, site: Site | None) -> ClusterView:
+    @property
+    def farthest_sites(self) -> tuple[Site, ...]:
+        """Likewise the largest of which there are several."""
+        around = [site.around for site in self.sites]
+        for back in range(max(map(len, around), default=0)):
+            found = dict.fromkeys(each[max(len(each) - 1 - back, 0)] for each in around)
+            if len(found) > 1:
+                return tuple(found)
+        return self.sites
+
+    def at_site(self, site: Site) -> ClusterView:
         """The chips there."""
-        return ClusterView(tuple(pool for pool in self.pools if pool.site == site))
+        inside = (pool for pool in self.pools if pool.site and site in pool.site.around)
+        return ClusterView(tuple(inside))
 
     def site_of(self, rank: int) -> Site | None:
         """Where a rank is."""

@@ -12,7 +12,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from weft.cluster.cluster import HOST, Dtype
-from weft.cluster.view import ClusterView
+from weft.cluster.view import ClusterView, count_by_level
 from weft.cost.work import (
     ALL_BY_ADAMW,
     ALL_PARTS,
@@ -46,8 +46,13 @@ class Group(NamedTuple):
 
     size: int
     stride: int = 1
-    sites: int = 1
-    """Where its ranks are, as many at each."""
+    sites: tuple[int, ...] = ()
+    """At how many sites its ranks are, as many at each, in how many these are, and so on."""
+
+    @property
+    def leaves_its_site(self) -> bool:
+        """It has ranks at several."""
+        return any(many > 1 for many in self.sites)
 
 
 class StageChoice(NamedTuple):
@@ -62,8 +67,8 @@ class StageChoice(NamedTuple):
     """Of sums inside layers, where links work beside the chip."""
     pipelines: int = 1
     """Side by side, which hold the same parameters, this one counted."""
-    sites: int = 1
-    """Far apart, at which these are."""
+    sites: tuple[int, ...] = ()
+    """Far apart, at which these are, as ``Group`` has them."""
     state: StateBytes = BF16_STATE
     trained: Parts = ALL_PARTS
     zero: ZeroLevel = 0
@@ -175,10 +180,11 @@ class StageChoice(NamedTuple):
         beside = self.shard_ways > self.copies or not self.shard_ways
         near = (holders.stride if beside else self._stride) * experts
         apart, sites = size // ways, holders.sites
-        inside = ways * sites <= size  # a domain is at one site
+        # A domain is at one site where it can be, or in one of those.
+        inside = tuple(1 if ways * many <= size else many for many in sites)
         return (
-            Group(ways, near, 1 if inside else sites),
-            Group(apart, max(near * ways, holders.stride * experts), sites if apart > 1 else 1),
+            Group(ways, near, inside),
+            Group(apart, max(near * ways, holders.stride * experts), sites if apart > 1 else ()),
         )
 
     @property
@@ -379,12 +385,15 @@ def ways_of_domains(plan: Plan) -> dict[tuple[int, int], int]:
     return found
 
 
-def num_sites(plan: Plan, cluster: ClusterView) -> dict[tuple[int, int], int]:
-    """By pipeline and stage, at how many sites of a cluster there are holders of what it holds."""
+def num_sites(plan: Plan, cluster: ClusterView) -> dict[tuple[int, int], tuple[int, ...]]:
+    """By pipeline and stage, at how many sites of a cluster there are holders of what it holds, as
+    ``Group`` has them."""
     if not cluster.sites:
         return {}
     return {
-        (p, s): len({cluster.site_of(mesh.ranks[0]) for mesh in _holding_the_same(plan, p, s)})
+        (p, s): count_by_level(
+            cluster.site_of(mesh.ranks[0]) for mesh in _holding_the_same(plan, p, s)
+        )
         for p, s, _ in plan.stages()
     }
 

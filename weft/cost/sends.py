@@ -6,14 +6,15 @@ a sum; where one divides the sequence there, attention wants the others' keys an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from weft.cluster.view import Reach
+from weft.cluster.view import Reach, Site, hops_between
 from weft.cost.choice import Group
 from weft.cost.times import BorderTimes
-from weft.cost.traffic import Fabric
+from weft.cost.traffic import Fabric, Far
 from weft.cost.work import DIVISIONS, StageWork, stride, width_of
 from weft.models.shape import Branch, ExpertShape, ModelShape
 from weft.plan.mesh import Mesh
@@ -192,30 +193,52 @@ def carried_part(size: int, most: int, ways: int, num_ranks: int) -> float:
     return most * ways / (size * num_ranks)
 
 
+def far_between(
+    places: Sequence[Site | None],
+    borders: Sequence[tuple[int, int]],
+    ends: tuple[int, int],
+    *,
+    times: int,
+) -> Far | None:
+    """Of what crosses one of a pipeline's borders, with all that shares its ways; None at one site.
+
+    Args:
+        places: Of its stages.
+        borders: The stages on both sides of each; ``ends`` are those of the one.
+        times: Pipelines side by side, each taken to have as many.
+    """
+    hops = hops_between(*(places[end] for end in ends))
+    if not hops:
+        return None
+    joined = Counter(
+        hop for one, other in borders for hop in hops_between(places[one], places[other])
+    )
+    return Far(tuple((hop, joined[hop] * times) for hop in hops))
+
+
 def border_times(
     num_bytes: float,
     parts: Sequence[float],
     fabrics: Sequence[Fabric],
     *,
     reach: Reach,
-    shared_by: int = 1,
+    far: Far | None = None,
     last: float | None = None,
 ) -> BorderTimes:
     """Of a microbatch of so many bytes from the first side to the second, or back.
 
-    Between sites all goes one way, which so many borders are ``shared_by``. What goes to other
-    nodes, on or back, leaves by one port.
+    Between sites all ranks' parts go one way. What goes to other nodes, on or back, leaves by one
+    port.
 
     Args:
+        far: Where ``reach`` says that it goes to another site.
         parts: Of the bytes, by side: of the rank that carries most, as ``carried_part`` has them.
         last: Bytes that such a rank carries of a smaller last microbatch, beside those of a full
             one.
     """
     carried, here = num_bytes * max(parts), fabrics[0]
-    if reach == "sites":
-        rate = min(side.site_bytes_s * side.site_chips for side in fabrics)
-        latency_s = max(side.site_latency_s for side in fabrics)
-        return BorderTimes(transfer_s=num_bytes * shared_by / rate, latency_s=latency_s)
+    if far is not None:
+        return BorderTimes(transfer_s=far.seconds(num_bytes), latency_s=far.latency_s)
     if reach == "node":
         rate, late_s = min(side.inside_bytes_s for side in fabrics), here.inside_latency_s
     else:

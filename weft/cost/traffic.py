@@ -9,11 +9,58 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil, inf, log2
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from weft.cluster.view import Hop, Site
 from weft.cost.choice import Group
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "send"]
+
+
+LINK_REACHED = 0.7
+"""Part of a data sheet's rate that collectives inside nodes reach."""
+NETWORK_REACHED = 0.8
+"""Likewise between nodes."""
+
+
+class WayOut(NamedTuple):
+    """Of a site, to all others that are in the same."""
+
+    chips: int
+    """That share it."""
+    bytes_s: float
+    """One chip's part of it."""
+    latency_s: float
+
+    @staticmethod
+    def of(site: Site) -> WayOut:
+        """What messages reach there."""
+        return WayOut(site.num_chips, _reached(site) / site.num_chips, site.latency_s)
+
+    @property
+    def whole_bytes_s(self) -> float:
+        """Of all its chips together."""
+        return self.bytes_s * self.chips
+
+
+def _reached(site: Site) -> float:
+    return site.gbit_s / 8 * 1e9 * NETWORK_REACHED
+
+
+@dataclass(frozen=True, slots=True)
+class Far:
+    """What a message takes between two sites, and how many of such share each of its ways."""
+
+    hops: tuple[tuple[Hop, int], ...]
+
+    def seconds(self, num_bytes: float) -> float:
+        """On the way that takes longest: a long message is on all of them at once."""
+        return max(num_bytes * many / min(map(_reached, hop)) for hop, many in self.hops)
+
+    @property
+    def latency_s(self) -> float:
+        """Of all ways one after another."""
+        return sum(max(site.latency_s for site in hop) for hop, _ in self.hops)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,11 +74,8 @@ class Fabric:
     """One chip's part of its node's way out."""
     inside_latency_s: float = 3e-6
     across_latency_s: float = 10e-6
-    site_chips: int = 1
-    """That share a site's way out, where there are several sites."""
-    site_bytes_s: float = inf
-    """One chip's part of that."""
-    site_latency_s: float = 0.0
+    ways_out: tuple[WayOut, ...] = ()
+    """Of its site, where there are several, of what that is in, and so on."""
     exchange_bytes_s: float | None = None
     """Of ranks that swap parts of a tensor, where that was measured; None: they
     go round as all do."""
@@ -56,7 +100,7 @@ class Fabric:
 
     def stays_inside(self, group: Group) -> bool:
         """No message of the group leaves its node."""
-        return group.sites == 1 and (group.size - 1) * group.stride < self.chips_per_node
+        return not group.leaves_its_site and (group.size - 1) * group.stride < self.chips_per_node
 
     def seconds(
         self, kind: Collective, num_bytes: float, group: Group, *, messages: float = 1.0
@@ -75,13 +119,14 @@ class Fabric:
         piece = min(self.piece_bytes, num_bytes / messages / group.size)
         waiting = 0.0 if inside else messages * hops * piece / self.across_bytes_s
         around = hops * latency + messages * (group.size - hops) * self.inside_latency_s + waiting
-        far = messages * self.site_latency_s
-        if group.sites > 1:
-            around += group.sites * (far + messages * piece / self.site_bytes_s)
+        ways = self._ways_of(group)
+        for way, many in ways:
+            around += many * messages * (way.latency_s + piece / way.bytes_s)
         ring = part * sent + around
         if kind != "all_reduce":
             return ring
-        up = ceil(log2(group.size)) * latency + ceil(log2(group.sites)) * far
+        up = ceil(log2(group.size)) * latency
+        up += sum(ceil(log2(many)) * messages * way.latency_s for way, many in ways)
         return 2 * min(ring, sent + up)
 
     def sum_seconds(self, num_bytes: float, group: Group) -> float:
@@ -97,9 +142,13 @@ class Fabric:
         if inside:
             return self.inside_bytes_s
         rate = min(self.inside_bytes_s, self.across_bytes_s * self.members_on_node(group))
-        if group.sites == 1:
-            return rate
-        return min(rate, self.site_bytes_s * group.size / group.sites)
+        ways = self._ways_of(group)
+        return min([rate, *(way.bytes_s * group.size / many for way, many in ways)])
+
+    def _ways_of(self, group: Group) -> list[tuple[WayOut, int]]:
+        """That it takes, each with how many of the kind there are."""
+        both = zip(self.ways_out, group.sites, strict=False)  # not all sites are as deep in others
+        return [(way, many) for way, many in both if many > 1]
 
     def dispatch_seconds(
         self,

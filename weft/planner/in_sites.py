@@ -17,6 +17,7 @@ from typing import Any
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.config.sections import SitesConfig
+from weft.cost.traffic import WayOut
 from weft.models.registry import param_specs
 from weft.plan.plan import PipelinePlan, Plan
 from weft.plan.tiling import split_by_weight
@@ -44,7 +45,7 @@ def search_in_sites(
         NoPlan: some site cannot hold the model.
         ConfigError: the cluster has no sites, or a step not a sample for each.
     """
-    begin, places = perf_counter(), problem.cluster.sites
+    begin, places = perf_counter(), problem.cluster.farthest_sites
     if asked.pipelines is not None:
         hint = "The planner makes each site of the cluster's file one, with pipelines of its own."
         raise ConfigError("sites.pipelines", asked.pipelines, "null beside a search", hint)
@@ -198,9 +199,9 @@ def meeting(plan: Plan, problem: Problem, asked: SitesConfig, step_s: float) -> 
     training = problem.workload.training
     specs = param_specs(problem.workload.spec)
     trained = sum(training.part(spec.unit) * spec.numel for spec in specs)
-    fabrics = [problem.knowledge.hardware_of(pool).fabric for pool in problem.cluster.pools]
-    slowest = min(fabric.site_bytes_s * fabric.site_chips for fabric in fabrics)
-    latency_s = max(fabric.site_latency_s for fabric in fabrics)
+    ways = [WayOut.of(site) for site in problem.cluster.farthest_sites]
+    slowest = min(way.whole_bytes_s for way in ways)
+    latency_s = max(way.latency_s for way in ways)
     sent = (len(plan.sites) - 1) * trained * asked.value_bytes / asked.fragments
     each = sent / slowest + latency_s
     return asked.fragments * max(each - asked.delay * step_s, 0.0)

@@ -27,13 +27,14 @@ from weft.cost.sends import (
     border_times,
     border_width,
     carried_part,
+    far_between,
     gathered_part,
     sums_part,
 )
 from weft.cost.sent import narrow_part
 from weft.cost.times import BorderTimes, StageTimes, longest
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
-from weft.cost.traffic import Fabric
+from weft.cost.traffic import LINK_REACHED, NETWORK_REACHED, Fabric, Far, WayOut
 from weft.cost.work import ALL_BY_ADAMW, Training
 from weft.memory.tiers import USUAL, Rates
 from weft.models.registry import shape_of
@@ -42,11 +43,8 @@ from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.simulate.play import Timeline, last_samples, simulate_plan
 
-LINK_REACHED = 0.7
-"""Part of a link's printed rate that collectives reach inside a node."""
-NETWORK_REACHED = 0.8
 HOST_REACHED = 0.8
-"""Likewise of a chip's way to its host, by copies from and to page-locked memory."""
+"""Of a chip's way to its host, by copies from and to page-locked memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +75,8 @@ class Knowledge:
         if pool.chip.name in self.hardware:
             hardware = self.hardware[pool.chip.name]
             fabric = replace(hardware.fabric, chips_per_node=pool.chips_per_node)
-            return replace(hardware, fabric=_at_site(fabric, pool.site), tiers=_tiers(pool))
+            fabric = replace(fabric, ways_out=_ways_out(pool.site))
+            return replace(hardware, fabric=fabric, tiers=_tiers(pool))
         chip = self.chips.get(pool.chip.name)
         fabric = Fabric(
             chips_per_node=pool.chips_per_node,
@@ -85,10 +84,11 @@ class Knowledge:
             across_bytes_s=pool.network_bytes_s * NETWORK_REACHED,
             inside_latency_s=pool.link_latency_s,
             across_latency_s=pool.network_latency_s,
+            ways_out=_ways_out(pool.site),
         )
         return Hardware(
             chip=chip or Roofline.of(pool.chip, tf32=self.tf32),
-            fabric=_at_site(fabric, pool.site),
+            fabric=fabric,
             software=self.software,
             tiers=_tiers(pool),
         )
@@ -103,14 +103,8 @@ def _tiers(pool: ChipPool) -> Rates:
     )
 
 
-def _at_site(fabric: Fabric, site: Site | None) -> Fabric:
-    """With the site's way out."""
-    if site is None:
-        return fabric
-    rate = site.gbit_s / 8 * 1e9 * NETWORK_REACHED / site.num_chips
-    return replace(
-        fabric, site_chips=site.num_chips, site_bytes_s=rate, site_latency_s=site.latency_s
-    )
+def _ways_out(site: Site | None) -> tuple[WayOut, ...]:
+    return tuple(map(WayOut.of, site.around)) if site else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +191,13 @@ def _speaking(stage: StagePlan) -> Sequence[int]:
     return stage.mesh.ranks if stage.is_unlike else stage.mesh.ranks[:1]
 
 
-def _sharing(
+def _far(
     plan: Plan, pipeline: PipelinePlan, ends: tuple[int, int], cluster: ClusterView
-) -> int:
-    """Borders that share the way between the sites of one, itself counted: each other pipeline is
-    taken to have as many."""
+) -> Far | None:
+    if not cluster.sites:
+        return None
     places = [cluster.site_of(stage.mesh.ranks[0]) for stage in pipeline.stages]
-    joined = [{places[end] for end in both} for both in pipeline.borders]
-    return joined.count({places[end] for end in ends}) * len(plan.pipelines)
+    return far_between(places, pipeline.borders, ends, times=len(plan.pipelines))
 
 
 def _carried(
@@ -290,7 +283,7 @@ def times_of_plan(
             parts,
             [each.fabric for end in ends for each in sides[end]],
             reach=cluster.reach((*stage.mesh.ranks, *after.mesh.ranks)),
-            shared_by=_sharing(plan, pipeline, ends, cluster),
+            far=_far(plan, pipeline, ends, cluster),
             last=last,
         )
 
@@ -307,13 +300,13 @@ def times_of_plan(
             for rank in ranks
         )
         crossing, reduced = _sums(plan, stage, ways[p, number], training)
-        far = sites.get((p, number), 1)
+        places = sites.get((p, number), ())
         every = {
             rank: (
                 choice._replace(
                     crossing=crossing,
                     reduced=reduced,
-                    sites=far,
+                    sites=places,
                     gathers=_gathers(stage, choice, spec, training),
                 ),
                 hardware(rank),

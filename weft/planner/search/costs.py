@@ -16,6 +16,7 @@ from weft.cost.memory import StageMemory, experts_apart, stage_memory
 from weft.cost.sends import border_bytes, border_times, carried_part
 from weft.cost.times import BorderTimes, StageTimes
 from weft.cost.timing import Hardware, stage_times
+from weft.cost.traffic import Far
 from weft.cost.work import StageWork, dividing, share
 from weft.memory.tiers import keeps_apart
 from weft.models.registry import shape_of
@@ -89,11 +90,11 @@ def _of_params(memory: StageMemory) -> float:
 class Costs:
     """Costs of a problem's stages, in so many pipelines side by side, at so many sites."""
 
-    def __init__(self, problem: Problem, num_pipelines: int, num_sites: int = 1) -> None:
+    def __init__(self, problem: Problem, num_pipelines: int, sites: tuple[int, ...] = ()) -> None:
         workload, pools = problem.workload, problem.cluster.pools
         self.problem, self.workload, self.options = problem, workload, problem.options
         self.pools, self.num_layers = pools, workload.spec.num_layers
-        self.num_pipelines, self.num_sites = num_pipelines, num_sites
+        self.num_pipelines, self.sites = num_pipelines, sites
         self.shape = shape_of(workload.spec)
         part = problem.options.memory_part
         self.budgets = [pool.chip.memory_gib * 2**30 * part for pool in pools]
@@ -165,7 +166,7 @@ class Costs:
             ),
             axes=axes,
             pipelines=self.num_pipelines,
-            sites=self.num_sites,
+            sites=self.sites,
             state=self._state,
             trained=self._trained,
             zero=section.zero,
@@ -248,13 +249,13 @@ class Costs:
         return stage_memory(self.shape, held.of(choice), overheads)
 
     def border(
-        self, ranks: tuple[Rank, Rank], sizes: tuple[int, int], *, reach: Reach, crossing: int
+        self, ranks: tuple[Rank, Rank], sizes: tuple[int, int], *, reach: Reach, far: Far | None
     ) -> BorderTimes:
         """Between stages on two meshes.
 
         Args:
             sizes: Samples of a microbatch, and of the last.
-            crossing: Borders of the pipeline, between the same sites.
+            far: Where they are at unlike sites.
         """
         micro, last = sizes
         parts, small = ([each.carried(size) for each in ranks] for size in sizes)
@@ -267,7 +268,7 @@ class Costs:
             parts,
             fabrics,
             reach=reach,
-            shared_by=crossing * self.num_pipelines,
+            far=far,
             last=max(small) * last / (max(parts) * micro),
         )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 
-from weft.cluster.view import ClusterView
+from weft.cluster.view import ClusterView, Site
 from weft.cost.choice import ways_of_domains
 from weft.cost.memory import Memory
 from weft.plan.plan import Plan
@@ -48,7 +49,7 @@ def has_slower_links(problem: Problem) -> bool:
         fabric = problem.knowledge.hardware_of(pool).fabric
         rates |= {fabric.across_bytes_s}
         rates |= {fabric.inside_bytes_s} if pool.chips_per_node > 1 else set()
-        rates |= {fabric.site_bytes_s} if len(problem.cluster.sites) > 1 else set()
+        rates |= {way.bytes_s for way in fabric.ways_out} if problem.cluster.sites else set()
     return len(rates) > 1
 
 
@@ -62,6 +63,8 @@ def domains_of_kinds(plan: Plan, cluster: ClusterView) -> Iterator[Apart]:
         "node": cluster.node_of,
         "site": cluster.site_of,
     }
+    for out in range(1, max((len(site.around) for site in cluster.sites), default=0)):
+        keys[f"site, {out} level{'s' * (out > 1)} out"] = partial(_outwards, cluster, out)
     seen: set[tuple[tuple[int, ...], ...]] = {()}
     for kind, key in keys.items():
         domains = _by(key, plan.world_size)
@@ -69,6 +72,12 @@ def domains_of_kinds(plan: Plan, cluster: ClusterView) -> Iterator[Apart]:
         if apart.domains not in seen and max(ways_of_domains(apart).values()) > 1:
             yield Apart(kind, apart)
         seen.add(apart.domains)
+
+
+def _outwards(cluster: ClusterView, out: int, rank: int) -> Site | None:
+    """What a rank's site is in, so many levels out, or as many as there are."""
+    site = cluster.site_of(rank)
+    return site and site.around[min(out, len(site.around) - 1)]
 
 
 def _by(key: Callable[[int], object], world_size: int) -> tuple[tuple[int, ...], ...]:

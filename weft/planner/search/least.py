@@ -163,7 +163,7 @@ class Relaxed:
         one, two = (self.alone.pools[number] for number in (pool, other))
         fabrics = self._fabric(pool), self._fabric(other)
         if one.site != two.site:
-            return self._whole_bytes / min(each.site_bytes_s * each.site_chips for each in fabrics)
+            return self._whole_bytes / min(each.ways_out[0].whole_bytes_s for each in fabrics)
         near = bool(one.node) and one.node == two.node
         rates = (each.inside_bytes_s if near else each.across_bytes_s for each in fabrics)
         return self._whole_bytes / min(one.num_chips, two.num_chips) / min(rates)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -12,7 +11,9 @@ from math import inf
 
 from weft.cluster.view import ClusterView, Reach
 from weft.cost.choice import StageChoice
+from weft.cost.sends import far_between
 from weft.cost.times import BorderTimes, StageTimes
+from weft.cost.traffic import Far
 from weft.planner.search.bounds import Flow, bounds_of, least_once, mesh_times
 from weft.planner.search.choice import Line, Section, Timed, stage_layers, used_cluster
 from weft.planner.search.costs import Costs, Held, Rank
@@ -108,9 +109,8 @@ class Route:
         return [self._border(*sides) for sides in self._sides]
 
     @cached_property
-    def _sides(self) -> list[tuple[int, int, Reach, int]]:
-        """Of each border its meshes, how far these are apart, and how many borders of the pipeline
-        are between the same sites."""
+    def _sides(self) -> list[tuple[int, int, Reach, Far | None]]:
+        """Of each border its meshes, and how far these are apart."""
         used = self.used
         ends, first = [], 0
         for rank in self.ranks:
@@ -120,18 +120,22 @@ class Route:
         places = [used.site_of(own) for own, _ in ends]
         mesh_of = {stage: mesh for mesh, held in enumerate(self.positions) for stage in held}
         pairs = [*pairwise(mesh_of[s] for s in range(len(mesh_of)))]
-        joined = [frozenset((places[here], places[there])) for here, there in pairs]
-        crossing = Counter(joined)
+        times = self.costs.num_pipelines
         return [
-            (here, there, used.reach((*ends[here], *ends[there])), crossing[both])
-            for (here, there), both in zip(pairs, joined, strict=True)
+            (
+                here,
+                there,
+                used.reach((*ends[here], *ends[there])),
+                far_between(places, pairs, (here, there), times=times) if used.sites else None,
+            )
+            for here, there in pairs
         ]
 
-    def _border(self, here: int, there: int, reach: Reach, crossing: int) -> BorderTimes:
+    def _border(self, here: int, there: int, reach: Reach, far: Far | None) -> BorderTimes:
         if here == there:
             return _NOTHING
         ranks = self.ranks[here], self.ranks[there]
-        return self.costs.border(ranks, self.sizes, reach=reach, crossing=crossing)
+        return self.costs.border(ranks, self.sizes, reach=reach, far=far)
 
     def timed(self, layers: tuple[int, ...]) -> Timed:
         """The pipeline with these layers on its meshes."""

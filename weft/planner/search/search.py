@@ -12,7 +12,7 @@ from math import inf
 from time import perf_counter
 
 from weft.cluster.cluster import HOST
-from weft.cluster.view import ChipPool, ClusterView
+from weft.cluster.view import ChipPool, ClusterView, count_by_level
 from weft.memory.tiers import USUAL
 from weft.planner.fit import shortages
 from weft.planner.naming import name_of
@@ -307,12 +307,12 @@ class SearchRun:
         self._group = cache(lambda pools, *kind: Group(self._meshes(*kind), pools, self.ledger))
         self._found: list[Lines] = []
 
-    def _costs_of(self, domains: bool, *many: int) -> Costs:
+    def _costs_of(self, domains: bool, many: int, sites: tuple[int, ...]) -> Costs:
         options = replace(self.options, domains=domains)
         problem = replace(self.problem, options=options)
         if self._known_costs is None:
-            return Costs(problem, *many)
-        return self._known_costs(domains, *many).asked(problem)
+            return Costs(problem, many, sites)
+        return self._known_costs(domains, many, sites).asked(problem)
 
     @property
     def lacks_memory(self) -> bool:
@@ -387,7 +387,7 @@ class SearchRun:
         if self._cannot_win(arrangement):
             return
         domains = searches_domains(self.problem.on(self._chips_of(arrangement)))
-        kind = domains, len(arrangement), self._num_sites(arrangement)
+        kind = domains, len(arrangement), self._sites_of(arrangement)
         groups = [self._group(group, *kind) for group in arrangement]
         if len(groups) == 1:
             self._alone(groups[0], brief=brief)
@@ -419,10 +419,12 @@ class SearchRun:
     def _chips_of(self, arrangement: Arrangement) -> ClusterView:
         return ClusterView(tuple(self.cluster.pools[pool] for pool in chain(*arrangement)))
 
-    def _num_sites(self, arrangement: Arrangement) -> int:
-        """At which those may be that hold the same: of one pipeline, each is at one."""
-        sites = {self.cluster.pools[pool].site for pools in arrangement for pool in pools}
-        return len(sites) if len(arrangement) > 1 else 1
+    def _sites_of(self, arrangement: Arrangement) -> tuple[int, ...]:
+        """Where those may be that hold the same, as ``Group`` has it: of one pipeline, each is at
+        one site."""
+        if len(arrangement) == 1:
+            return ()
+        return count_by_level(self.cluster.pools[pool].site for pool in chain(*arrangement))
 
     def _every_kept(self, *, domains: bool) -> Iterator[Kept]:
         """Ways in which pipelines side by side keep what they hold."""
