@@ -288,5 +288,5 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
     assert set(PlanConfig.model_fields) == {
         *PLAN_WAYS,
         *("schedule", "chunks", "in_flight", "head", "domains", "sums", "border", "border_between"),
-        *("gather", "gather_between", "reduction", "reduction_between"),
+        *("gather", "gather_between", "reduction", "reduction_between", "expert_imbalance"),
     }
