@@ -144,12 +144,12 @@ def _refuse_sites(pools: Sequence[PoolEntry], sites: Sequence[SiteEntry]) -> Non
         raise ConfigError("sites", names, "two names or more, each once, or no sites")
     for number, pool in enumerate(pools):
         _refuse_site(pool, pools, names, f"pools[{number}].site")
+    _refuse_inside(sites)
     used = [*(pool.site for pool in pools), *(site.inside for site in sites)]
     for number, name in enumerate(names):
         if name not in used:
             expected = "a site that some pool is at (pools[].site), or that another is inside"
             raise ConfigError(f"sites[{number}].name", name, expected)
-    _refuse_inside(sites)
 
 
 def _refuse_inside(sites: Sequence[SiteEntry]) -> None:
