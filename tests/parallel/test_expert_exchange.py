@@ -261,7 +261,11 @@ def test_each_rank_has_an_expert_and_a_sample() -> None:
     assert [len(own) for (own,) in PARTS] == [2, 2, 2, 1]
     AXIS.check(dims, EXPERTS, "plan.stages[0].ep")
     for wrong, expected in (
-        (dims, "at most 7, the model's experts. A rank without an expert would have nothing"),
+        (
+            dims,
+            "at most 7, the model's experts. A rank without an expert would have nothing to do for "
+            "the others: ranks that divide samples alone have the same experts.",
+        ),
         (dims[1:], "1. It has no experts."),
         ([Dim(name=SAMPLES.name, size=7)], "at most the samples of a micro-batch (7)."),
     ):

@@ -56,7 +56,8 @@ class ExpertParallel(Axis):
         dims = list(dims)
         most = self._most_experts(dims)
         if most is not None and ways > most:
-            hint = "A rank without an expert would have nothing to do for the others."
+            hint = "A rank without an expert would have nothing to do for the others: "
+            hint += "ranks that divide samples alone have the same experts."
             expected = f"at most {most}, the model's experts" if most > 1 else "1"
             raise ConfigError(key, ways, expected, hint if most > 1 else "It has no experts.")
         check_samples(dims, ways, key)
