@@ -20,8 +20,8 @@ from weft.nn.norm import wide_dtype
 BLOCK_SCORES = BLOCK_QUERIES * 1024
 """Of a head, at once: where nothing is hidden few keys meet more queries, for small products are
 slow."""
-BLOCK_KEYS = 1 << 14
-"""At most at once, so that scores fit whatever the length."""
+BLOCK_KEYS = 512
+"""At most at once, so that a core's cache holds the scores of some heads, whatever the length."""
 
 
 _APART = BLOCK_QUERIES
@@ -136,15 +136,17 @@ class Queries:
     def see(self, keys: Keys, sight: Sight) -> None:
         """Some more keys, of which some may come after these queries, or be of other documents."""
         for rows, seen in self._blocks(keys.places, sight):
-            scores = self._scores(rows, keys, seen, sight)
-            most = torch.maximum(self._most[:, :, rows], scores.amax(-1))
-            weights = scores.sub_(most[..., None]).exp_()
-            less = (self._most[:, :, rows] - most).exp_()
-            self._most[:, :, rows] = most
-            self._sum[:, :, rows] = self._sum[:, :, rows] * less + weights.sum(-1)
-            mixed = torch.bmm(_flat(weights.to(keys.v.dtype)), keys.v[:, seen])
-            total = self._total[:, :, rows]
-            total.mul_(less[..., None]).add_(mixed.view_as(total))
+            q, total = _flat(self.q[:, :, rows]), self._total[:, :, rows]
+            most, sums = self._most[:, :, rows], self._sum[:, :, rows]
+            for some in _pieces(seen):
+                scores = self._scores(q, rows, keys, some, sight)
+                greatest = torch.maximum(most, scores.amax(-1))
+                weights = scores.sub_(greatest[..., None]).exp_()
+                less = (most - greatest).exp_()
+                most.copy_(greatest)
+                sums.mul_(less).add_(weights.sum(-1))
+                mixed = torch.bmm(_flat(weights.to(keys.v.dtype)), keys.v[:, some])
+                total.mul_(less[..., None]).add_(mixed.view_as(total))
 
     def result(self) -> tuple[Tensor, Tensor]:
         """What they made of the values, and the logarithms of the sums ``[n, group, seq]``."""
@@ -154,22 +156,26 @@ class Queries:
     def gradients(self, keys: Keys, sight: Sight, so_far: Gradients, d_keys: Keys) -> None:
         """Add gradients of some keys and values to ``d_keys``, and theirs to ``so_far``."""
         for rows, seen in self._blocks(keys.places, sight):
-            p = self._scores(rows, keys, seen, sight).sub_(so_far.log_sum[:, :, rows, None]).exp_()
             d_rows, q = _flat(so_far.d_result[:, :, rows]), _flat(self.q[:, :, rows])
-            add_product(d_keys.v[:, seen], _flat(p.to(d_rows.dtype)).mT, d_rows)
-            d_p = torch.bmm(d_rows, keys.v[:, seen].mT).view_as(p).to(p.dtype)
-            d_p.sub_(so_far.delta[:, :, rows, None]).mul_(p)
-            d_scores = _flat(d_p.to(q.dtype))
-            d_q = so_far.d_q[:, :, rows]
-            d_q.add_(torch.bmm(d_scores, keys.k[:, seen]).view_as(d_q), alpha=self._scale)
-            add_product(d_keys.k[:, seen], d_scores.mT, q, self._scale)
+            log_sum, delta = (x[:, :, rows, None] for x in (so_far.log_sum, so_far.delta))
+            d_q = torch.zeros_like(q, dtype=so_far.d_q.dtype)
+            for some in _pieces(seen):
+                p = self._scores(q, rows, keys, some, sight).sub_(log_sum).exp_()
+                add_product(d_keys.v[:, some], _flat(p.to(d_rows.dtype)).mT, d_rows)
+                d_p = torch.bmm(d_rows, keys.v[:, some].mT).view_as(p).to(p.dtype)
+                d_p.sub_(delta).mul_(p)
+                d_scores = _flat(d_p.to(q.dtype))
+                add_product(d_q, d_scores, keys.k[:, some], self._scale)
+                add_product(d_keys.k[:, some], d_scores.mT, q, self._scale)
+            total = so_far.d_q[:, :, rows]
+            total += d_q.view_as(total)
 
-    def _blocks(self, places: range, sight: Sight) -> Iterator[tuple[slice, slice]]:
+    def _blocks(self, places: range, sight: Sight) -> Iterator[tuple[slice, range]]:
         """Some of the queries, and those of the keys in ``places`` that some of them see."""
         first, end, seq = *sight, self.q.shape[2]
         at_once = BLOCK_QUERIES
         if places and sight.sees_all(slice(0, seq), places):
-            at_once = max(at_once, BLOCK_SCORES // len(places))
+            at_once = max(at_once, BLOCK_SCORES // min(len(places), BLOCK_KEYS))
         runs = [range(seq)] if first is None or end is None else _runs(first, end, places)
         for some in (
             run[low : low + at_once] for run in runs for low in range(0, len(run), at_once)
@@ -178,22 +184,28 @@ class Queries:
             begin = 0 if first is None else int(first[:, low].min())
             last = places.stop if end is None else int(end[:, rows.stop - 1].max())
             seen = range(max(begin, places.start), min(places.stop, last))
-            for start in range(seen.start, seen.stop, BLOCK_KEYS):
-                stop = min(start + BLOCK_KEYS, seen.stop)
-                yield rows, slice(start - places.start, stop - places.start)
+            if seen:
+                yield rows, range(seen.start - places.start, seen.stop - places.start)
 
-    def _scores(self, rows: slice, keys: Keys, seen: slice, sight: Sight) -> Tensor:
+    def _scores(self, q: Tensor, rows: slice, keys: Keys, seen: slice, sight: Sight) -> Tensor:
         """``[n, group, block, seen]``, in a wide dtype; of what they may not see minus infinity."""
-        q, k = self.q[:, :, rows], keys.k[:, seen]
-        products = q.new_empty(len(q), q.shape[1] * q.shape[2], k.shape[1])
-        products.baddbmm_(_flat(q), k.mT, beta=0, alpha=self._scale)
-        scores = products.view(*q.shape[:3], -1).to(wide_dtype(q))
+        k = keys.k[:, seen]
+        products = q.new_empty(*q.shape[:2], k.shape[1])
+        products.baddbmm_(q, k.mT, beta=0, alpha=self._scale)
+        group = self.q.shape[1]
+        scores = products.view(len(q), group, -1, k.shape[1]).to(wide_dtype(q))
         first = keys.places.start
         hidden = sight.hidden(rows, range(first + seen.start, first + seen.stop))
         if hidden is not None:
             by_sample = scores.view(len(hidden), -1, *scores.shape[2:])
             by_sample.masked_fill_(hidden[:, None], -torch.inf)
         return scores
+
+
+def _pieces(seen: range) -> Iterator[slice]:
+    """Not more keys each than are met at once."""
+    for start in range(seen.start, seen.stop, BLOCK_KEYS):
+        yield slice(start, min(start + BLOCK_KEYS, seen.stop))
 
 
 def _flat(x: Tensor) -> Tensor:
