@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any, NamedTuple
 
 import torch
@@ -286,21 +286,29 @@ def behind_blocks(
     }
 
 
-def plan_of(spec: DecoderSpec, cp: int, samples: int) -> Plan:
+def plan_of(spec: DecoderSpec, cp: int, samples: int, recompute: str) -> Plan:
     """One stage, a sample a micro-batch."""
     mesh = Mesh.of(range(cp), cp=cp) if cp > 1 else Mesh.of((0,), dp=1)
-    stage = StagePlan(mesh=mesh, layers=(0, spec.num_layers))
+    stage = StagePlan(mesh=mesh, layers=(0, spec.num_layers), recompute=recompute)
     pipeline = PipelinePlan(stages=(stage,), samples=samples, microbatch=1)
     return Plan(num_layers=spec.num_layers, pipelines=(pipeline,))
 
 
-def step(address: RankAddress, spec: DecoderSpec, samples: int, repeats: int, room: int) -> Taken:
+def step(
+    address: RankAddress,
+    spec: DecoderSpec,
+    samples: int,
+    repeats: int,
+    room: int = 0,
+    recompute: str = "off",
+) -> Taken:
     """A training step. ``room``: bytes that it may ask for beyond what is there before; 0: any."""
     torch.set_num_threads(1)
     comm = join(address, backend="gloo", device=CPU, timeout_s=600)
     seq = spec.seq_len
-    plan = plan_of(spec, address.world_size, samples)
-    built = assemble_model(plan, spec, comm, optim=AdamWConfig(lr=1e-3), seq_len=seq)
+    plan = plan_of(spec, address.world_size, samples, recompute)
+    optim = AdamWConfig(lr=1e-3, state_folder=gettempdir())
+    built = assemble_model(plan, spec, comm, optim=optim, seq_len=seq)
     fill(built.gradients, initial(1))
     context = Context(positions=torch.arange(seq)[None])
     tokens = torch.randint(spec.vocab_size, (samples, seq + 1))
@@ -349,7 +357,7 @@ def by_length(pool: WorkerPool, lengths: tuple[int, ...], repeats: int) -> Itera
     for seq in lengths:
         spec, samples = replace(DEMO, seq_len=seq), max(lengths) // seq
         one, two = (
-            pool.run(step, spec, samples, repeats, 0, world_size=ranks, timeout_s=600)
+            pool.run(step, spec, samples, repeats, world_size=ranks, timeout_s=600)
             for ranks in (1, 2)
         )
         wall_s = max(each.wall_s for each in two)
@@ -362,7 +370,7 @@ def by_length(pool: WorkerPool, lengths: tuple[int, ...], repeats: int) -> Itera
         }
 
 
-def longest(ranks: int, room_mib: int, unit: int) -> int:
+def longest(ranks: int, room_mib: int, unit: int, recompute: str) -> int:
     """Tokens of the longest sample that so many ranks train on, in units."""
     low, high = 0, 0
     while not high or high - low > max(1, low // 8):
@@ -370,7 +378,8 @@ def longest(ranks: int, room_mib: int, unit: int) -> int:
         spec = replace(WIDE, seq_len=middle * unit)
         with WorkerPool() as pool:
             try:
-                pool.run(step, spec, 1, 1, room_mib << 20, world_size=ranks, timeout_s=300)
+                asked = (spec, 1, 1, room_mib << 20, recompute)
+                pool.run(step, *asked, world_size=ranks, timeout_s=300)
                 low = middle
             except RanksFailedError as error:
                 if "memory" not in str(error):
@@ -379,11 +388,11 @@ def longest(ranks: int, room_mib: int, unit: int) -> int:
     return low * unit
 
 
-def in_memory(room_mib: int) -> dict[str, Any]:
+def in_memory(room_mib: int, recompute: str) -> dict[str, Any]:
     """Of one rank and of four, each with as much."""
-    found = {ranks: longest(ranks, room_mib, 1024) for ranks in (1, 4)}
+    found = {ranks: longest(ranks, room_mib, 1024, recompute) for ranks in (1, 4)}
     return {
-        "name": f"longest sample, {room_mib} MiB a rank beyond the model",
+        "name": f"longest sample, {room_mib} MiB a rank beyond the model, recompute: {recompute}",
         "one rank, tokens": found[1],
         "four ranks, tokens": found[4],
         "times": found[4] / found[1],

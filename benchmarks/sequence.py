@@ -1,7 +1,8 @@
 """Long samples divided among ranks, and samples of unequal documents given out by work.
 
     python -m benchmarks.sequence [--only PART,PART] [--divided N,N] [--batches N] [--timed N]
-                                  [--steps N] [--repeats N] [--room MIB] [--json]
+                                  [--steps N] [--repeats N] [--room MIB] [--recompute TEXT,TEXT]
+                                  [--json]
 
 ``even``: how equal ranks become, and what that costs.
 On real text, the sources and the manual of Python, with a Llama of the demo's shape. First the work
@@ -29,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -65,8 +66,8 @@ from weft.train.loop import cut
 SIZE = "demo-5m"
 LENGTHS = (1024, 4096, 16384)
 RANKS = (2, 4, 8)
-EACH = 4
-"""Samples of each rank."""
+EACH = (4, 16)
+"""Samples of each rank; what is timed has the fewer."""
 EQUAL = 1.03
 """Asked for, of equal work."""
 TIMED = 2048
@@ -75,6 +76,9 @@ DIVIDED = "1024,4096"
 """Tokens of samples that ranks divide."""
 IN_A_RING = 1 << 15
 """Tokens of a sample whose keys go round."""
+RECOMPUTE = "off,full+chunks,chunks+offload_disk"
+"""Of the longest sample: layers keep all; they are made again, feed-forwards in chunks; what they
+keep waits on disk."""
 LINK_GBIT = 1.0
 """Between hosts of the lab."""
 PARTS = ("even", "inside", "unpadded", "played", "ideal", "ring", "links", "lengths", "memory")
@@ -87,12 +91,12 @@ def text(seq_len: int) -> PackedSpec:
     return prepare(config, 1, report=lambda *_: None).train
 
 
-def even(packed: PackedSpec, ranks: int) -> EvenSpec:
-    """Samples given out to ranks, a sample a micro-batch."""
+def even(packed: PackedSpec, ranks: int, each: int = EACH[0]) -> EvenSpec:
+    """So many samples of each given out to ranks, a sample a micro-batch."""
     spec = replace(SIZES[SIZE], seq_len=packed.seq_len)
-    places = range(ranks * EACH)
+    places = range(ranks * each)
     parts: list[Part] = [
-        tuple(range(n, n + 1) for n in places[rank * EACH : (rank + 1) * EACH])
+        tuple(range(n, n + 1) for n in places[rank * each : (rank + 1) * each])
         for rank in range(ranks)
     ]
     return EvenSpec(spec=packed, parts=(tuple(parts),), token=pairs_of_a_token(spec))
@@ -101,10 +105,10 @@ def even(packed: PackedSpec, ranks: int) -> EvenSpec:
 def by_cost(batches: int) -> list[dict[str, Any]]:
     """Imbalance of the work that is given out, and the milliseconds that it takes."""
     records = []
-    for seq_len in LENGTHS:
+    for each, seq_len in product(EACH, LENGTHS):
         packed = text(seq_len)
         for ranks in RANKS:
-            spec = even(packed, ranks)
+            spec = even(packed, ranks, each)
             dataset, before, after, seconds = spec.open(), [], [], []
             allowed = []
             dataset.work(0)  # opens the index
@@ -115,11 +119,11 @@ def by_cost(batches: int) -> list[dict[str, Any]]:
                 seconds.append(time.perf_counter() - begun)
                 before.append(imbalance(work, spec.parts))
                 after.append(imbalance(work[order], spec.parts))
-                if least(work, ranks) <= EQUAL:
+                if least(work, ranks, each) <= EQUAL:
                     allowed.append(after[-1])
             records.append(
                 {
-                    "name": f"{ranks} ranks, {EACH} samples of {seq_len} tokens each",
+                    "name": f"{ranks} ranks, {each} samples of {seq_len} tokens each",
                     "before": statistics.mean(before),
                     "after": statistics.mean(after),
                     "worst": max(after),
@@ -160,14 +164,14 @@ def inside(samples: int) -> list[dict[str, Any]]:
     return records
 
 
-def least(work: np.ndarray, ranks: int) -> float:
-    """What no way to give samples out goes below: of two ranks the best of all ways, of more the
-    greatest sample beside the smallest of others."""
-    if ranks == 2:
-        ways = (work[list(some)].sum() for some in combinations(range(2 * EACH), EACH))
+def least(work: np.ndarray, ranks: int, each: int) -> float:
+    """What no way to give samples out goes below: of two ranks with few the best of all ways, else
+    the greatest sample beside the smallest of others."""
+    if ranks == 2 and each == EACH[0]:
+        ways = (work[list(some)].sum() for some in combinations(range(2 * each), each))
         return float(min(max(one, work.sum() - one) for one in ways) / work.sum() * 2)
-    smallest = np.sort(work)[: EACH - 1]
-    return float((work.max() + smallest.sum()) / EACH / work.mean())
+    smallest = np.sort(work)[: each - 1]
+    return float((work.max() + smallest.sum()) / each / work.mean())
 
 
 def train(model: Decoder, batch: Batch) -> None:
@@ -206,7 +210,7 @@ def by_seconds(timed: int) -> dict[str, Any]:
         after.append(_of_seconds(seconds[order], spec.parts))
         unlike.append(float(np.corrcoef(work, seconds)[0, 1]))
     return {
-        "name": f"{ranks} ranks, {EACH} samples of {TIMED} tokens each, seconds of {timed} batches",
+        "name": f"{ranks} ranks, {EACH[0]} samples of {TIMED} tokens each, seconds of {timed}",
         "before": statistics.mean(before),
         "after": statistics.mean(after),
         "worst": max(after),
@@ -252,7 +256,7 @@ def hidden(steps: int) -> dict[str, Any]:
     with_it, without = statistics.median(waits[True]), statistics.median(waits[False])
     took = statistics.median(alone)
     return {
-        "name": f"4 ranks, {EACH} samples of {TIMED} tokens each, {steps} steps",
+        "name": f"4 ranks, {EACH[0]} samples of {TIMED} tokens each, {steps} steps",
         "giving out, ms": 1e3 * took,
         "waited with it, ms": 1e3 * with_it,
         "waited without, ms": 1e3 * without,
@@ -270,6 +274,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--room", type=int, default=300, help="MiB a rank beyond the model")
+    parser.add_argument("--recompute", default=RECOMPUTE, help="of that, with commas")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -302,7 +307,8 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield played_inside(text(seq_len), 4, options.repeats)
     yield from by_ranks(asked, divided, options.repeats)
     if "memory" in asked:
-        yield in_memory(options.room)
+        for recompute in options.recompute.split(","):
+            yield in_memory(options.room, recompute)
 
 
 def by_ranks(
