@@ -16,6 +16,7 @@ from weft.nn.experts.grouped import grouped_product
 from weft.parallel.fp8.apply import EightBits
 from weft.parallel.fp8.experts import ScaledExpert
 from weft.parallel.fp8.linear import Factors
+from weft.parallel.runtime import AxisGroup
 from weft.precision.roles import Products, Scaling
 
 SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
@@ -119,6 +120,34 @@ def test_pytorchs_own_product(scaling: Scaling, monkeypatch: pytest.MonkeyPatch)
     assert calls == 2, "weight gradients are in 16 bits"
     for ours, theirs in zip(found, grads(layer(scaling, torch.bfloat16), x, g, ENDS), strict=True):
         assert (ours - theirs).float().norm() < 1e-2 * theirs.float().norm()
+
+
+class Alone:
+    """The other ranks of a group have zeros."""
+
+    calls = 0
+
+    def all_reduce(self, _: Tensor, *, largest: bool, **__: object) -> None:
+        assert largest
+        self.calls += 1
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_code_talks_each_time() -> None:
+    comm = Alone()
+    groups = (AxisGroup(comm, (0, 1)),)  # type: ignore[arg-type]
+    module = layer("tensorwise", divided=(True, False), groups=groups)
+    x, g = torch.randn(19, 48).double(), torch.randn(19, 32).double()
+    plain = grads(module, x, g, ENDS)
+    assert comm.calls == 3, "the weight twice, and the gradient of what it gives"
+    compiled = torch.compile(lambda x, ends: module(x, ends) + 0, backend="eager")
+    for times in (2, 3):
+        module.weight.grad = None
+        leaf = x.clone().requires_grad_()
+        y = compiled(leaf, ENDS)
+        y.backward(g)
+        assert comm.calls == 3 * times
+        assert all(map(torch.equal, (y, leaf.grad, module.weight.grad), plain))
 
 
 def test_those_that_are_left_out_have_16_bits() -> None:
