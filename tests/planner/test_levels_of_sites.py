@@ -27,6 +27,8 @@ NORTH_1, NORTH_2, SOUTH_1, SOUTH_2 = PODS.sites
 NORTH, SOUTH = PODS.farthest_sites
 GBIT = 1e9 / 8 * NETWORK_REACHED
 WORK = Workload(spec=replace(SIZES["llama3-8b"], num_layers=8), seq_len=4096, samples=64)
+SMALL = [replace(pool, num_nodes=1, chips_per_node=2) for pool in PODS.pools]
+FEW_LAYERS = replace(WORK, spec=replace(WORK.spec, num_layers=4), samples=8)
 OPTIONS = Options(domains=True, schedules=("1f1b",), recompute=("off",))
 
 
@@ -84,7 +86,7 @@ def test_sums_over_all_of_them() -> None:
 
 
 def few(site: Site) -> Site:
-    """With eight chips in all."""
+    """With two chips, and four in both pods of a region."""
     outer = site.within and replace(site.within, num_chips=4)
     return replace(site, num_chips=2, within=outer)
 
@@ -102,10 +104,8 @@ def flat(cluster: ClusterView) -> ClusterView:
 def test_no_slower_than_what_is_found_when_a_level_is_left_out() -> None:
     """Whoever writes pods alone is promised what the way between regions cannot keep."""
     known = {site.name: few(site) for site in PODS.sites}
-    pools = [replace(pool, num_nodes=1, chips_per_node=2) for pool in PODS.pools]
-    cluster = in_pods(pools, known)
-    work = replace(WORK, spec=replace(WORK.spec, num_layers=4), samples=8)
-    problem = Problem(work, cluster, options=replace(OPTIONS, domains=False, zero=(2,)))
+    cluster = in_pods(SMALL[:3], known)
+    problem = Problem(FEW_LAYERS, cluster, options=replace(OPTIONS, domains=False, zero=(2,)))
     best = search(problem).best
     again = problem.on(best.cluster).time(best.plan).step_s
     assert again == pytest.approx(best.time.step_s), "as a plan that is given is priced"
@@ -133,7 +133,9 @@ def test_domains_of_every_level() -> None:
 
 
 def test_regions_train_apart_and_pods_together() -> None:
-    found = search_in_sites(Problem(WORK, PODS, options=OPTIONS), SitesConfig(every=50)).best
+    small = in_pods(SMALL, {site.name: few(site) for site in PODS.sites})
+    problem = Problem(FEW_LAYERS, small, options=OPTIONS)
+    found = search_in_sites(problem, SitesConfig(every=50)).best
     assert len(found.plan.sites) == 2
     names = [pool.site.around[-1].name for pool in found.cluster.pools if pool.site]
     assert [*dict.fromkeys(names)] == ["north", "south"]
