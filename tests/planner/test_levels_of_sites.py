@@ -80,9 +80,11 @@ def test_sums_over_all_of_them() -> None:
     choice = StageChoice(work=work, axes=(("dp", 16),), pipelines=4, sites=(4, 2))
     holders = choice.holders(8)
     by_region = choice._replace(shard_ways=32).parts(holders)
-    assert [group.sites for group in by_region] == [(4, 1), (4, 2)]
+    assert [group.sites for group in by_region] == [(2, 1), (2, 2)]
     by_pod = choice._replace(shard_ways=16).parts(holders)
     assert [group.sites for group in by_pod] == [(1, 1), (4, 2)]
+    few = choice._replace(axes=(("dp", 1),), pipelines=2, zero=1)
+    assert few.parts(few.holders(8))[0].sites == (2, 2), "no more than there are ranks"
 
 
 def few(site: Site) -> Site:

@@ -180,11 +180,12 @@ class StageChoice(NamedTuple):
         beside = self.shard_ways > self.copies or not self.shard_ways
         near = (holders.stride if beside else self._stride) * experts
         apart, sites = size // ways, holders.sites
-        # A domain is at one site where it can be, or in one of those.
-        inside = tuple(1 if ways * many <= size else many for many in sites)
+        # A domain is at as few sites as can be, and in as few of those.
+        inside = tuple(min(ways, ceil(many * ways / size)) for many in sites)
+        outside = tuple(min(many, apart) for many in sites)
         return (
             Group(ways, near, inside),
-            Group(apart, max(near * ways, holders.stride * experts), sites if apart > 1 else ()),
+            Group(apart, max(near * ways, holders.stride * experts), outside),
         )
 
     @property
