@@ -87,6 +87,20 @@ def test_sums_over_all_of_them() -> None:
     assert few.parts(few.holders(8))[0].sites == (2, 2), "no more than there are ranks"
 
 
+def test_sites_of_unlike_depths() -> None:
+    """Counted from the outermost, so that nothing leaves what all are in."""
+    region = Site("region", 48, 1, 1.0)
+    pod = Site("pod", 32, 100, 0.0, region)
+    racks = [replace(NORTH_1, name=f"rack-{n}", within=pod) for n in range(2)]
+    beside = replace(NORTH_1, name="beside", within=region)
+    assert count_by_level([*racks, beside]) == (3, 2, 1)
+    assert count_by_level([*racks, region]) == (3, 2, 1), "nodes of its own that are in no pod"
+    for place in (beside, racks[0], region):
+        fabric = Knowledge().hardware_of(replace(PODS.pools[0], site=place)).fabric
+        took = fabric.seconds("all_gather", 1e9, Group(48, 1, (3, 2, 1)))
+        assert took < 1.0, "over the region's way out it would be 10 s"
+
+
 def few(site: Site) -> Site:
     """With two chips, and four in both pods of a region."""
     outer = site.within and replace(site.within, num_chips=4)

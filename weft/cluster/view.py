@@ -68,10 +68,12 @@ def hops_between(one: Site | None, other: Site | None) -> tuple[Hop, ...]:
 
 
 def count_by_level(sites: Iterable[Site | None]) -> tuple[int, ...]:
-    """At how many sites these are, in how many these are, and so on; empty: in one place."""
+    """At how many sites these are, in how many these are, and so on, to what is in nothing; empty:
+    in one place."""
     around = [site.around for site in {*sites} if site]
     depth = max(map(len, around), default=0)
-    return tuple(len({each[min(n, len(each) - 1)] for each in around}) for n in range(depth))
+    outwards = range(depth, 0, -1)
+    return tuple(len({each[-min(n, len(each))] for each in around}) for n in outwards)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -147,7 +147,8 @@ class Fabric:
 
     def _ways_of(self, group: Group) -> list[tuple[WayOut, int]]:
         """That it takes, each with how many of the kind there are."""
-        both = zip(self.ways_out, group.sites, strict=False)  # not all sites are as deep in others
+        inwards = reversed(self.ways_out), reversed(group.sites)
+        both = zip(*inwards, strict=False)  # not all sites are as deep in others
         return [(way, many) for way, many in both if many > 1]
 
     def dispatch_seconds(
