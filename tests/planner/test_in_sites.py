@@ -105,7 +105,7 @@ def test_weft_plan_says_both_and_takes_the_exact_one() -> None:
     ("cluster", "asked", "samples", "key"),
     [
         (FAR, SitesConfig(pipelines=((0,), (1,))), 8, "sites.pipelines"),
-        (FAR.at_site(FAR.sites[0]), SitesConfig(), 8, "sites"),
+        (FAR.farthest_sites[FAR.sites[0]], SitesConfig(), 8, "sites"),
         (FAR, SitesConfig(), 1, "batch.samples"),
     ],
 )

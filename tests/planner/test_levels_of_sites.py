@@ -16,7 +16,7 @@ from weft.cost.work import StageWork
 from weft.models.llama.sizes import SIZES
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.planner.in_sites import search_in_sites
+from weft.planner.in_sites import meeting, search_in_sites
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import search
 from weft.planner.search.domains import domains_of_kinds
@@ -43,8 +43,8 @@ def test_who_is_where() -> None:
     assert count_by_level(PODS.sites) == (4, 2)
     assert count_by_level((NORTH_1, NORTH_2)) == (2, 1)
     assert count_by_level((None, None)) == ()
-    assert [len(PODS.at_site(site).pools) for site in (NORTH, NORTH_2)] == [2, 1]
-    assert PODS.at_site(NORTH).farthest_sites == (NORTH_1, NORTH_2)
+    assert [len(part.pools) for part in PODS.farthest_sites.values()] == [2, 2]
+    assert [*PODS.farthest_sites[NORTH].farthest_sites] == [NORTH_1, NORTH_2]
     fast = SOUTH_1.faster(2)
     assert fast.within is not None and (fast.gbit_s, fast.within.gbit_s) == (200, 2)
 
@@ -157,6 +157,22 @@ def test_regions_train_apart_and_pods_together() -> None:
     assert [*dict.fromkeys(names)] == ["north", "south"]
 
 
+def test_a_site_with_nodes_of_its_own_and_sites_inside() -> None:
+    """Each pool trains at one place, and nobody meets over a way out that leads elsewhere."""
+    region = Site("region", 6, 0.001, 1.0)
+    places = (region, *(Site(f"pod-{n}", 2, 100, 0.0, region) for n in (1, 2)))
+    pool = replace(PODS.pools[0], num_nodes=1, chips_per_node=2)
+    cluster = ClusterView(tuple(replace(pool, site=place) for place in places))
+    apart = {site: part.world_size for site, part in cluster.farthest_sites.items()}
+    assert apart == dict.fromkeys(places, 2)
+    stage = StagePlan(mesh=Mesh.of((0, 1), dp=2), layers=(0, 8))
+    meshes = [replace(stage, mesh=Mesh.of((n, n + 1), dp=2)) for n in (0, 2, 4)]
+    pipelines = tuple(PipelinePlan(stages=(one,), samples=2, microbatch=1) for one in meshes)
+    plan = Plan(num_layers=8, pipelines=pipelines, sites=((0, 1), (2, 3), (4, 5)))
+    took = meeting(plan, Problem(WORK, cluster), SitesConfig(every=50), 1.0)
+    assert took == pytest.approx(2 * 4 * 2.8e9 / (100 * GBIT), rel=0.01), "fp32, to two others"
+
+
 def test_three_levels() -> None:
     """Of any depth: the way out of the outermost is the last."""
     world = Site("world", 64, 0.1, 0.1)
@@ -167,7 +183,7 @@ def test_three_levels() -> None:
             if pool.site is not None and pool.site.within is not None
         )
     )
-    assert deep.farthest_sites[0].name == "north", "all are in one world"
+    assert [site.name for site in deep.farthest_sites] == ["north", "south"], "all are in one world"
     assert count_by_level(deep.sites) == (4, 2, 1)
     hops = hops_between(deep.sites[0], deep.sites[3])
     assert [len(hop) for hop in hops] == [2, 2]

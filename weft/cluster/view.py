@@ -41,6 +41,10 @@ class Site:
         """It, and every site that it is in, the smallest first."""
         return (self, *(self.within.around if self.within else ()))
 
+    def at_level(self, level: int) -> Site:
+        """Of those around it the outermost (1), the next, and so on, or itself."""
+        return self.around[-min(level, len(self.around))]
+
     def faster(self, times: float) -> Site:
         """With so many times the rates; infinity is for links that take no time."""
         late_s, within = 0.0 if times == inf else self.latency_s, self.within
@@ -70,10 +74,14 @@ def hops_between(one: Site | None, other: Site | None) -> tuple[Hop, ...]:
 def count_by_level(sites: Iterable[Site | None]) -> tuple[int, ...]:
     """At how many sites these are, in how many these are, and so on, to what is in nothing; empty:
     in one place."""
-    around = [site.around for site in {*sites} if site]
-    depth = max(map(len, around), default=0)
-    outwards = range(depth, 0, -1)
-    return tuple(len({each[-min(n, len(each))] for each in around}) for n in outwards)
+    known = {*filter(None, sites)}
+    outwards = range(depth_of(known), 0, -1)
+    return tuple(len({site.at_level(level) for site in known}) for level in outwards)
+
+
+def depth_of(sites: Iterable[Site]) -> int:
+    """How many of them are inside each other at most."""
+    return max((len(site.around) for site in sites), default=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,19 +195,18 @@ class ClusterView:
         return tuple(dict.fromkeys(pool.site for pool in self.pools if pool.site is not None))
 
     @property
-    def farthest_sites(self) -> tuple[Site, ...]:
-        """Likewise the largest of which there are several."""
-        around = [site.around for site in self.sites]
-        for back in range(max(map(len, around), default=0)):
-            found = dict.fromkeys(each[max(len(each) - 1 - back, 0)] for each in around)
+    def farthest_sites(self) -> dict[Site, ClusterView]:
+        """The largest sites of which there are several, or the one, and their chips: each pool in
+        one of them."""
+        found: dict[Site, list[ChipPool]] = {}
+        for level in range(1, depth_of(self.sites) + 1):
+            found = {}
+            for pool in self.pools:
+                if pool.site is not None:
+                    found.setdefault(pool.site.at_level(level), []).append(pool)
             if len(found) > 1:
-                return tuple(found)
-        return self.sites
-
-    def at_site(self, site: Site) -> ClusterView:
-        """The chips there."""
-        inside = (pool for pool in self.pools if pool.site and site in pool.site.around)
-        return ClusterView(tuple(inside))
+                break
+        return {site: ClusterView(tuple(pools)) for site, pools in found.items()}
 
     def site_of(self, rank: int) -> Site | None:
         """Where a rank is."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, log2
 from typing import Literal, NamedTuple
 
-from weft.cluster.view import Hop, Site
+from weft.cluster.view import Hop, Site, hops_between
 from weft.cost.choice import Group
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "send"]
@@ -26,8 +26,6 @@ NETWORK_REACHED = 0.8
 class WayOut(NamedTuple):
     """Of a site, to all others that are in the same."""
 
-    chips: int
-    """That share it."""
     bytes_s: float
     """One chip's part of it."""
     latency_s: float
@@ -35,12 +33,7 @@ class WayOut(NamedTuple):
     @staticmethod
     def of(site: Site) -> WayOut:
         """What messages reach there."""
-        return WayOut(site.num_chips, _reached(site) / site.num_chips, site.latency_s)
-
-    @property
-    def whole_bytes_s(self) -> float:
-        """Of all its chips together."""
-        return self.bytes_s * self.chips
+        return WayOut(_reached(site) / site.num_chips, site.latency_s)
 
 
 def _reached(site: Site) -> float:
@@ -52,6 +45,11 @@ class Far:
     """What a message takes between two sites, and how many of such share each of its ways."""
 
     hops: tuple[tuple[Hop, int], ...]
+
+    @staticmethod
+    def between(one: Site | None, other: Site | None) -> Far:
+        """Of one that is alone there."""
+        return Far(tuple((hop, 1) for hop in hops_between(one, other)))
 
     def seconds(self, num_bytes: float) -> float:
         """On the way that takes longest: a long message is on all of them at once."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, combinations, pairwise
 from math import ceil
 from time import perf_counter
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.config.sections import SitesConfig
-from weft.cost.traffic import WayOut
+from weft.cost.traffic import Far
 from weft.models.registry import param_specs
 from weft.plan.plan import PipelinePlan, Plan
 from weft.plan.tiling import split_by_weight
@@ -55,7 +55,7 @@ def search_in_sites(
     samples = problem.workload.samples
     if samples < len(places):
         raise ConfigError("batch.samples", samples, f"at least {len(places)}, one for each site")
-    parts = [problem.cluster.at_site(place) for place in places]
+    parts = [*places.values()]
 
     @cache
     def of_site(number: int, share: int) -> Found:
@@ -199,11 +199,9 @@ def meeting(plan: Plan, problem: Problem, asked: SitesConfig, step_s: float) -> 
     training = problem.workload.training
     specs = param_specs(problem.workload.spec)
     trained = sum(training.part(spec.unit) * spec.numel for spec in specs)
-    ways = [WayOut.of(site) for site in problem.cluster.farthest_sites]
-    slowest = min(way.whole_bytes_s for way in ways)
-    latency_s = max(way.latency_s for way in ways)
     sent = (len(plan.sites) - 1) * trained * asked.value_bytes / asked.fragments
-    each = sent / slowest + latency_s
+    ways = (Far.between(*ends) for ends in combinations(problem.cluster.farthest_sites, 2))
+    each = max(way.seconds(sent) + way.latency_s for way in ways)
     return asked.fragments * max(each - asked.delay * step_s, 0.0)
 
 

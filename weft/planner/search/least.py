@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from weft.cost.memory import trained_params
 from weft.cost.sends import border_bytes
-from weft.cost.traffic import Fabric
+from weft.cost.traffic import Fabric, Far
 from weft.cost.work import Axes, share
 from weft.plan.plan import Recompute
 from weft.planner.problem import Problem
@@ -161,9 +161,9 @@ class Relaxed:
 
     def _between_s(self, pool: int, other: int) -> float:
         one, two = (self.alone.pools[number] for number in (pool, other))
-        fabrics = self._fabric(pool), self._fabric(other)
         if one.site != two.site:
-            return self._whole_bytes / min(each.ways_out[0].whole_bytes_s for each in fabrics)
+            return Far.between(one.site, two.site).seconds(self._whole_bytes)
+        fabrics = self._fabric(pool), self._fabric(other)
         near = bool(one.node) and one.node == two.node
         rates = (each.inside_bytes_s if near else each.across_bytes_s for each in fabrics)
         return self._whole_bytes / min(one.num_chips, two.num_chips) / min(rates)
