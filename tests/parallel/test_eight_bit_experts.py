@@ -102,6 +102,8 @@ def test_pytorchs_own_product(scaling: Scaling, monkeypatch: pytest.MonkeyPatch)
     each."""
     calls = 0
 
+    refusing = torch._scaled_grouped_mm
+
     def of_a_card(
         rows: Tensor, columns: Tensor, of_rows: Tensor, of_columns: Tensor, **more: Any
     ) -> Tensor:
@@ -111,6 +113,8 @@ def test_pytorchs_own_product(scaling: Scaling, monkeypatch: pytest.MonkeyPatch)
         assert of_rows.shape == rows.shape[:1] and of_rows.is_contiguous()
         assert of_columns.shape == (4, columns.shape[2]) and of_columns.is_contiguous()
         assert more["offs"].dtype == torch.int32 and more["out_dtype"] == torch.bfloat16
+        given = (each.to("meta") for each in (rows, columns, of_rows, of_columns))
+        refusing(*given, offs=more["offs"].to("meta"), out_dtype=torch.bfloat16)
         left, right = rows.float() * of_rows[:, None], columns.float() * of_columns[:, None]
         return grouped_product(left, right.mT, more["offs"]).bfloat16()
 
@@ -157,7 +161,7 @@ def test_those_that_are_left_out_have_16_bits() -> None:
     eight._made, eight._names = {}, {}
     eight._params = {id(other.weight): SimpleNamespace(spec=spec)}  # type: ignore[dict-item]
     eight._groups, eight._token_groups, eight._histories = [], [], None
-    eight._products, eight._by_tensor_cores = Products(scaling="tensorwise"), False
+    eight._products, eight._by_tensor_cores = Products(scaling="tensorwise"), {Expert: False}
     made = eight.apply(torch.nn.ModuleList([one, other]))
     assert [type(each) for each in made.children()] == [ScaledExpert, Expert]
 

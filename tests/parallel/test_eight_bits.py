@@ -229,7 +229,8 @@ def test_layers_that_are_more_than_a_product() -> None:
     eight._made, eight._params, eight._names = {}, {}, {}
     eight._groups, eight._token_groups = [], []
     eight._histories = None
-    eight._products, eight._by_tensor_cores = Products(scaling="tensorwise"), False
+    eight._products = Products(scaling="tensorwise")
+    eight._by_tensor_cores = {torch.nn.Linear: False}
     shared = nn.Linear(4, 4)
     model = eight.apply(nn.Sequential(shared, nn.ReLU(), shared))
     assert isinstance(model, nn.Sequential) and model[0] is model[2]

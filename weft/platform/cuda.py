@@ -98,6 +98,12 @@ class CudaPlatform(Platform):
         ours = torch.cuda.is_available() and torch.version.hip is None
         return ours and torch.cuda.get_device_capability() >= (8, 9)
 
+    def multiplies_fp8_by_group(self) -> bool:
+        """PyTorch has it for 9.x and 10.x alone."""
+        import torch
+
+        return self.multiplies_fp8() and torch.cuda.get_device_capability()[0] in (9, 10)
+
     def multiply_fp32(self, *, tf32: bool) -> None:
         """Not by ``torch.backends.cuda.matmul.fp32_precision``: after that is "tf32", what reads
         the setting another way raises, as PyTorch's compiler does."""

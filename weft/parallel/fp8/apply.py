@@ -63,7 +63,11 @@ class EightBits:
                 has_tokens = AXES[name].divides(SEQ, "inner")
                 groups = self._token_groups if has_tokens else self._groups
                 groups.append(AxisGroup(comm, rank_plan.group(name)))
-        self._by_tensor_cores = PLATFORMS[comm.device.type].multiplies_fp8()
+        platform = PLATFORMS[comm.device.type]
+        self._by_tensor_cores = {
+            nn.Linear: platform.multiplies_fp8(),
+            Expert: platform.multiplies_fp8_by_group(),
+        }
 
     def apply(self, module: nn.Module) -> nn.Module:
         """Replace linear layers in ``module``, once what it holds of them is settled. Returns it; a
@@ -109,7 +113,7 @@ class EightBits:
             token_groups=tuple(self._token_groups),
             repeated=same,
             history=history,
-            by_tensor_cores=self._by_tensor_cores,
+            by_tensor_cores=self._by_tensor_cores[type(layer)],
         )
 
 

@@ -92,12 +92,15 @@ class Factors:
         return self._scaled(w, WEIGHT, spans, groups)
 
     def row(self, x: Tensor, *, is_gradient: bool) -> Scaled:
-        """``[rows, features]`` of any samples, for a sum over features: each row by itself."""
+        """``[rows, features]`` of any samples, for a sum over features: each row by itself.
+
+        Gradients have the dtype of the other factors: PyTorch's product of groups takes no other,
+        and what is far below its row's largest hardly counts in a sum over that row.
+        """
         is_blocks = self.products.scaling == "blockwise"
         spans = Spans(blocks=(1,)) if is_blocks else Spans(whole=(1,))
         is_divided = self.divided[0 if is_gradient else 1] and not is_blocks
-        kind = GRADIENT if is_gradient else STREAM
-        return self._scaled(x, kind, spans, self.groups if is_divided else ())
+        return self._scaled(x, STREAM, spans, self.groups if is_divided else ())
 
     def matrices(self, w: Tensor, over: int) -> Scaled:
         """``[experts, d_out, d_in]``, for a sum over ``d_out`` (1) or ``d_in`` (2)."""
