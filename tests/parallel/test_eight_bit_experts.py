@@ -2,9 +2,11 @@
 
 from types import SimpleNamespace
 from typing import Any, get_args
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from weft.cost.operators import Op
@@ -12,7 +14,7 @@ from weft.cost.rates import Roofline, compute_seconds
 from weft.cost.work import StageWork
 from weft.models.shape import ExpertShape, ModelShape
 from weft.nn.experts.feed_forward import Expert
-from weft.nn.experts.grouped import grouped_product
+from weft.nn.experts.grouped import grouped_product, grouped_weight_grad
 from weft.parallel.fp8.apply import EightBits
 from weft.parallel.fp8.experts import ScaledExpert
 from weft.parallel.fp8.linear import Factors
@@ -94,6 +96,20 @@ def test_half_the_bytes_wait_for_backward() -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         module(torch.randn(19, 48).bfloat16(), ENDS)
     assert kept == [19 * 48]
+
+
+@pytest.mark.parametrize("rows", [16, 19])
+@pytest.mark.parametrize("width", [24, 28])
+def test_weight_gradients_of_any_width(rows: int, width: int) -> None:
+    """PyTorch's own product wants features of whole 16 bytes, and any number of rows."""
+    ends = torch.tensor([5, 5, rows], dtype=torch.int32)
+    grad, x = torch.randn(rows, 32).bfloat16(), torch.randn(rows, width).bfloat16()
+    with patch.object(F, "grouped_mm", wraps=F.grouped_mm) as own:
+        found = grouped_weight_grad(grad, x, ends)
+    assert own.called == (width == 24)
+    for expert, each in enumerate((slice(0, 5), slice(0, 0), slice(5, rows))):
+        exact = grad[each].double().T @ x[each].double()
+        assert torch.allclose(found[expert].double(), exact, rtol=2**-7, atol=1e-6)
 
 
 @pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])

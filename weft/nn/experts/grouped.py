@@ -136,14 +136,14 @@ def grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     By PyTorch's own where it has one: on a GPU its loop of products asks for no size on the host,
     and on a processor it is as fast as one of ours (``benchmarks/experts_layer.py``).
     """
-    if _has_grouped(x, weight):
+    if _has_grouped(x, *weight.shape[1:]):
         return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
     return one_by_one(x, weight, ends)
 
 
 def grouped_weight_grad(grad: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     """Of ``grouped_product``, ``[experts, d_out, d_in]``: zero for an expert without rows."""
-    if _has_grouped(x, grad[None]):
+    if _has_grouped(x, grad.shape[1], x.shape[1]):
         return F.grouped_mm(grad.T, x, offs=ends)
     made = grad.new_empty(len(ends), grad.shape[1], x.shape[1])
     sizes = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
@@ -156,12 +156,12 @@ def one_by_one(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return result
 
 
-def _has_grouped(x: Tensor, weight: Tensor) -> bool:
+def _has_grouped(x: Tensor, *widths: int) -> bool:
     """PyTorch takes these: rows of whole 16 bytes on both sides, backward too, and not of fp64."""
     platform = PLATFORMS.get(x.device.type)
     kinds = x.dtype in (torch.bfloat16, torch.float16, torch.float32)
     has = platform is not None and platform.has_grouped and kinds
-    return has and all(side * x.itemsize % 16 == 0 for side in weight.shape[1:])
+    return has and all(width * x.itemsize % 16 == 0 for width in widths)
 
 
 class _Loop(torch.autograd.Function):
