@@ -43,7 +43,7 @@ from weft.platform.detect import detect_node
 from weft.report.units import count
 from weft.resolve.cluster_plan import PlanRequest, plan_request
 from weft.resolve.memory_here import needs_here, way_out
-from weft.resolve.planned import says_a_plan
+from weft.resolve.planned import says_a_plan, with_compiled
 from weft.resolve.prediction import UNMEASURED, chips_here
 from weft.resolve.rank_chips import RankChips, chips_of_file
 from weft.resolve.resolve import Resolved, vocab_size_asked
@@ -230,6 +230,8 @@ def answer(
         "notes": list(asked.notes),
     }
     plan, used = outlook.forecast.plan, nodes_used(outlook.cluster, chips.view)
+    # What is found is priced as it usually runs.
+    written = plan if asked.plan else with_compiled(plan, loaded.config, [])
     tokens = problem.workload.spec.vocab_size
     said = tokens == vocab_size_asked(loaded.config)
     title = f"[bold]{model.label}[/]: {count(num_parameters)} parameters"
@@ -240,7 +242,7 @@ def answer(
         outlook=outlook,
         compared=compared,
         more={} if mix is None else {"mix": mix.as_json()},
-        file=PlanFile(plan=plan, chips=used),
+        file=PlanFile(plan=written, chips=used),
         vocabulary=() if said else (f"data.vocab_size={tokens}",),
     )
 

@@ -154,8 +154,8 @@ def _line(pipeline: PipelinePlan, cluster: ClusterView) -> Line:
 
 def _section(stage: StagePlan, cluster: ClusterView) -> Section:
     """One mesh."""
-    if stage.passes > 1 or stage.compile:
-        raise OutsideError("it tries neither passes nor compiled layers")
+    if stage.passes > 1:
+        raise OutsideError("it tries no passes")
     if stage.pieces > 1:
         raise OutsideError("it sends everything inside layers in one piece")
     if stage.expert_pieces > 1:
