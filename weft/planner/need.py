@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from weft.cluster.cluster import HOST
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.cost.choice import StageChoice, dtype_of
@@ -53,7 +54,7 @@ def reached_flops(pool: ChipPool, problem: Problem) -> float:
         samples=1,
         seq_len=workload.seq_len,
         dtype=dtype_of(workload.precision),
-        apart=not workload.training.compiled,
+        apart=pool.chip.device != HOST and not workload.training.compiled,
         wide_products=workload.training.wide_products,
     )
     hardware = problem.knowledge.hardware_of(pool)
