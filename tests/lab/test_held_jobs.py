@@ -1,14 +1,17 @@
 """Jobs in a lab that take turns: one that is held stands still, and its clock with it."""
 
+import json
 import sys
+import time
 from pathlib import Path
 from threading import Thread
 
+import pytest
 from lab.lab_cases import TWO, needs_root, own_labs
 
 from weft.lab.held import HeldJob, await_ready
 from weft.lab.here import Here
-from weft.lab.steps import stands_still
+from weft.lab.steps import Moment, stands_still
 
 STEPS = """
 import itertools, json, os, pathlib, time
@@ -108,3 +111,39 @@ def test_ranks_that_start_processes_are_held_too(tmp_path: Path) -> None:
         held = not holding.is_alive()
     holding.join(120)  # ranks that have ended stand still
     assert held and all(done) and len(done) == 200
+
+
+class Late(Here):
+    """A step that was done before ranks stood still is said only when they go on."""
+
+    def __init__(self, metrics: Path) -> None:
+        super().__init__(2)
+        self._metrics, self._said = metrics, 0
+        self.done_s = (1.0, 1.5, 7.0)
+        """By the run's own clock, which does not stand still."""
+
+    def look(self, now_s: float) -> bool:
+        return False
+
+    def used_s(self) -> tuple[float, ...]:
+        return (1.0, 1.0)
+
+    def hold(self) -> None:
+        """Nothing is started."""
+
+    def go_on(self) -> None:
+        line = {"step": self._said + 1, "elapsed_s": self.done_s[self._said]}
+        self._said += 1
+        with self._metrics.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def test_a_step_that_is_heard_of_late_was_done_when_it_says(tmp_path: Path) -> None:
+    """Its time was taken before five seconds in which nothing went on."""
+    one = HeldJob(TWO, [], tmp_path, 1, Late(tmp_path / "metrics.jsonl"))
+    one.moments.append(Moment(0, 0.0, (0.0, 0.0)))
+    for step, stood_s in ((1, 0.0), (2, 5.0), (3, 0.0)):
+        one._held_at = time.monotonic() - stood_s
+        assert one.run(30, step)
+    seen = [moment.now_s for moment in one.moments]
+    assert seen == pytest.approx([0.0, 1.0, 1.5, 2.0], abs=0.2)

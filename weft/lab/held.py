@@ -71,6 +71,8 @@ class HeldJob:
         self._stack = ExitStack()
         self._held_s = 0.0
         """All in all, until it last went on."""
+        self._held_before_s = 0.0
+        """Likewise until it went on the time before."""
         self._held_at: float | None = None
         """None: it goes on."""
         self.moments: list[Moment] = []
@@ -131,6 +133,7 @@ class HeldJob:
         """Let it go on for so long, or until that step is done. Is it done, or will it never be?"""
         assert self._held_at is not None, "it goes on"
         now = time.monotonic()
+        self._held_before_s = self._held_s
         self._held_s, self._held_at = self._held_s + now - self._held_at, None
         self._lab.go_on()
         while not self._look() and self.step < step and time.monotonic() < now + seconds:
@@ -146,6 +149,8 @@ class HeldJob:
         """At steps and ranks. Has one ended?"""
         if self.moments and self._steps.look() > self.step:
             now_s = self._steps.elapsed_s - self._held_s
+            if now_s < self.moments[-1].now_s:  # done before it last stood still, said after that
+                now_s = self._steps.elapsed_s - self._held_before_s
             self.moments.append(Moment(self._steps.last, now_s, self._lab.used_s()))
         self._lab.look(time.monotonic())
         return self.has_ended
