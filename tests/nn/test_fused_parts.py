@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, library
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.library import Library
 
 from weft.nn.fused_parts import ON_HOST, WIDE, Alike, Found, Kernel, Runs, Unequal, kernel_for
 
@@ -133,16 +132,16 @@ def wide_back(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any, scale: 
 
 @pytest.fixture(scope="module", autouse=True)
 def stand_ins() -> Iterator[None]:
-    library = Library("aten", "IMPL")
+    kernels = library.Library("aten", "IMPL")
     for name, call in {
         "_flash_attention_forward": unequal,
         "_flash_attention_backward": unequal_back,
         "_scaled_dot_product_efficient_attention": wide,
         "_scaled_dot_product_efficient_attention_backward": wide_back,
     }.items():
-        library.impl(name, call, "CPU")
+        kernels.impl(name, call, "CPU")
     yield
-    library._destroy()
+    kernels._destroy()
 
 
 def of_runs(*each: tuple[range, range], causal: bool) -> Runs:

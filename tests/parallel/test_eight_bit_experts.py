@@ -7,6 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
+from parallel.alone import Alone
 from torch import Tensor
 
 from weft.cost.operators import Op
@@ -140,16 +141,6 @@ def test_pytorchs_own_product(scaling: Scaling, monkeypatch: pytest.MonkeyPatch)
     assert calls == 2, "weight gradients are in 16 bits"
     for ours, theirs in zip(found, grads(layer(scaling, torch.bfloat16), x, g, ENDS), strict=True):
         assert (ours - theirs).float().norm() < 1e-2 * theirs.float().norm()
-
-
-class Alone:
-    """The other ranks of a group have zeros."""
-
-    calls = 0
-
-    def all_reduce(self, _: Tensor, *, largest: bool, **__: object) -> None:
-        assert largest
-        self.calls += 1
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from parallel.alone import Alone
 from torch import Tensor, nn
 
 from weft.comm.comm import Comm
@@ -253,16 +254,6 @@ def test_sizes_that_tensor_cores_do_not_take() -> None:
         like = Scaled(torch.randn(32, 32).to(E4M3), torch.ones(1, 1))
         product(like, like, torch.float64, by_tensor_cores=True)  # no card gives such results
     assert torch.equal(made, left.exact(torch.bfloat16) @ right.exact(torch.bfloat16).T)
-
-
-class Alone:
-    """The other ranks of a group have zeros."""
-
-    calls = 0
-
-    def all_reduce(self, _: Tensor, *, largest: bool, **__: object) -> None:
-        assert largest
-        self.calls += 1
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
