@@ -145,6 +145,19 @@ def test_who_closes_at_once_breaks_nobody_who_still_connects(pool: WorkerPool) -
     assert pool.run(opens_and_closes, world_size=4) == [0] * 4
 
 
+def test_threads_of_gloo_take_no_processor_from_those_that_compute() -> None:
+    store = HashStore()
+    with nothing_left():
+        groups = groups_of(store, 0)
+        groups.open((0,), "gloo", "calls")
+        tasks = [each.parent for each in Path("/proc/self/task").glob("*/comm")
+                 if each.read_text() == "gloo_tcp_loop\n"]  # fmt: skip
+        assert [os.sched_getscheduler(int(task.name)) for task in tasks] == [os.SCHED_BATCH]
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER
+        groups.close()
+        del groups
+
+
 def test_a_call_that_somebody_still_holds_keeps_nothing_open() -> None:
     store, held = HashStore(), []
 
