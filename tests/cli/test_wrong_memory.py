@@ -48,6 +48,31 @@ WRONG = {
         [*BF16, "compute.recompute=offload"],
         "compute.recompute = 'offload': expected off on processors.",
     ),
+    "some activations on a host of a host": (
+        [*BF16, "compute.recompute=feed_forward+offload"],
+        "compute.recompute = 'feed_forward+offload': expected feed_forward on processors.",
+    ),
+    "modes that do not go together": (
+        [*BF16, "compute.recompute=full+offload_disk"],
+        "Where full is, offload_disk has nothing to do; full:3+offload_disk is for offload_disk "
+        "after three layers.",
+    ),
+    "nothing beside something": (
+        [*BF16, "compute.recompute=off+core"],
+        "compute.recompute = 'off+core': expected 'auto', 'off', ",
+    ),
+    "a mode twice": (
+        [*BF16, "compute.recompute=core+core:2"],
+        "compute.recompute = 'core+core:2': expected one of off, ",
+    ),
+    "more layers than stages have": (
+        [*BF16, "compute.recompute=full:9"],
+        "compute.recompute = 'full:9': expected 3 layers at most",
+    ),
+    "layers of stages that a planner chooses": (
+        [*BF16, "plan=auto", "batch.samples=8", "compute.recompute=full:1"],
+        "compute.recompute = 'full:1': expected modes without numbers of layers, where the",
+    ),
     "a budget and a mode": (
         [*BF16, "compute.activations_gib=1", "compute.recompute=full"],
         "compute.recompute = 'full': expected 'auto' beside compute.activations_gib. Leave one of",

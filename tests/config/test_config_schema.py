@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,6 +52,18 @@ def test_manual_is_the_docstring() -> None:
     section = config_schema()["$defs"]["AdamWConfig"]["properties"]
     assert section["lr"]["description"] == "Highest learning rate."
     assert section["lr"]["exclusiveMinimum"] == 0
+
+
+def test_modes_that_are_joined_fit_their_pattern() -> None:
+    words, joined = config_schema()["$defs"]["ComputeConfig"]["properties"]["recompute"]["anyOf"]
+    assert {"auto", "off", "full"} <= set(words["enum"])
+    for text, fits in {
+        "core+full:3": True,
+        "off+core": False,
+        "full:0": False,
+        "ful": False,
+    }.items():
+        assert bool(re.search(joined["pattern"], text)) is fits, text
 
 
 @pytest.mark.parametrize("name", recipe_names())

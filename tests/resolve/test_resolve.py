@@ -115,6 +115,16 @@ def test_what_fp32_multiplies_with_is_said(overrides: list[str], node: Node, not
     assert notes == [note] * bool(note)
 
 
+@pytest.mark.parametrize("modes", ["feed_forward+core", "core+full:1", "attention+chunks"])
+def test_modes_of_recomputation_are_joined(modes: str) -> None:
+    """In every stage that says nothing else, where the stage does, and with a planner."""
+    stages = f"plan.stages=[{{}}, {{recompute: {modes}}}]"
+    found = resolved([f"compute.recompute={modes}"])
+    assert {stage.recompute for _, _, stage in found.plan.stages()} == {modes}
+    second = resolved([stages]).plan.pipelines[0].stages[1]
+    assert second.recompute == modes
+
+
 def test_settings_reach_every_stage() -> None:
     found = resolved(["compute.recompute=full", "compute.compile=true", "compute.threads=5"])
     stages = [stage for _, _, stage in found.plan.stages()]

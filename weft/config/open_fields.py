@@ -6,6 +6,7 @@ name written out here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -20,16 +21,22 @@ class OneOf:
 
     Args:
         shows_first: The default is the first name, and the JSON schema says so.
+        joins: Names but the first may be joined by ``+``, each with a number of layers after it
+            (``core+full:3``); whether they go together is said by who uses them.
     """
 
-    def __init__(self, kind: str, *words: str, shows_first: bool = False) -> None:
+    def __init__(
+        self, kind: str, *words: str, shows_first: bool = False, joins: bool = False
+    ) -> None:
         self._kind, self._words, self._shows_first = kind, words, shows_first
+        self._joins = joins
 
     def _all(self) -> list[str]:
         return [*self._words, *names_of(self._kind)]
 
     def _checked(self, value: str) -> str:
-        if value not in self._all():
+        joined = self._joins and re.fullmatch(self._pattern(), value)
+        if value not in self._all() and not joined:
             raise ValueError(f"none of {self._all()}")
         return value
 
@@ -42,7 +49,16 @@ class OneOf:
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         default = {"default": self._all()[0]} if self._shows_first else {}
-        return {**handler(schema), "enum": self._all(), **default}
+        only: dict[str, Any] = {"enum": self._all()}
+        if self._joins:
+            only = {"anyOf": [only, {"pattern": f"^{self._pattern()}$"}]}
+        return {**handler(schema), **only, **default}
+
+    def _pattern(self) -> str:
+        """Of several names."""
+        _, *names = names_of(self._kind)
+        one = f"({'|'.join(map(re.escape, names))})(:[1-9][0-9]*)?"
+        return rf"{one}(\+{one})*"
 
 
 def section_of(kind: str, key: str, data: Mapping[str, Any]) -> Any:

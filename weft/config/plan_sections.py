@@ -14,7 +14,7 @@ from weft.config.values import Count, Flag, Layers, Section, Text, Whole
 
 Device = Annotated[str, OneOf("devices", "auto")]
 Precision = Annotated[str, OneOf("precisions", "auto")]
-Recompute = Annotated[str, OneOf("recompute")]
+Recompute = Annotated[str, OneOf("recompute", joins=True)]
 MADE = "made"
 """The order is made for the stages, as ``weft.resolve.orders`` does it."""
 Schedule = Annotated[str, OneOf("schedules", MADE)]

@@ -175,7 +175,8 @@ def _node(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Node:
 
 def _words(schema: Mapping[str, Any], sections: Iterable[str]) -> tuple[str, ...]:
     only = [schema["const"]] if "const" in schema else []
-    return tuple(sections or schema.get("enum", only))
+    several = [word for option in schema.get("anyOf", ()) for word in option.get("enum", ())]
+    return tuple(sections or schema.get("enum", only) or several)
 
 
 def _expected(schema: Mapping[str, Any], node: Node) -> str:

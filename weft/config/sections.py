@@ -159,14 +159,15 @@ class ComputeConfig(Section):
     A processor always does it so, which is said."""
     delayed: DelayedScales | None = None
     """What scales of precision fp8-delayed are made of; null: 16 steps, and no margin."""
-    recompute: Annotated[str, OneOf("recompute", "auto")] = "auto"
+    recompute: Annotated[str, OneOf("recompute", "auto", joins=True)] = "auto"
     """Activation checkpointing: "full" keeps only each block's input and computes the rest again in
     backward, "attention" and "feed_forward" only what enters that half, "activation" only drops
     what the feed-forward's last product reads, "core" only attention's scores. "offload" computes
     nothing again: what backward reads waits in the memory of the host of an accelerator;
     "offload_disk": in files of `optim.state_folder`. "chunks"
-    computes the feed-forward of 2048 tokens at a time, for long samples. "auto" is "off", and with
-    `plan.auto` whatever is fastest in the memory there is."""
+    computes the feed-forward of 2048 tokens at a time, for long samples. Several are joined by
+    "+", and a number keeps one to the first layers of each stage ("core+full:3"). "auto" is "off",
+    and with `plan.auto` whatever is fastest in the memory there is."""
     activations_gib: Positive | None = None
     """Most that a rank may keep of its micro-batches, for `recompute: auto`: each stage computes
     again what takes least time, in as many layers as that asks. Left out: all that fits."""

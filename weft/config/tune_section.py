@@ -10,7 +10,7 @@ from weft.config.open_fields import OneOf
 from weft.config.plan_sections import Cast
 from weft.config.values import Count, Section
 
-_Recompute = Annotated[str, OneOf("recompute", "auto")]
+_Recompute = Annotated[str, OneOf("recompute", "auto", joins=True)]
 _Schedule = Annotated[str, OneOf("schedules")]
 Layout = Literal["any", "one-stage", "one-pipeline"]
 

@@ -89,6 +89,19 @@ def check_asked(key: str, text: object, num_layers: int | None = None) -> None:
         raise ConfigError(key, text, expected, "Without a number all of them recompute.")
 
 
+def check_for_any(key: str, text: str) -> None:
+    """Of stages whose layers a planner chooses.
+
+    Raises:
+        ConfigError: as ``check_asked``, or it names numbers of layers.
+    """
+    check_asked(key, text)
+    if ":" in text:
+        hint = "A plan's file or plan.stages say them of each stage."
+        expected = "modes without numbers of layers, where the planner chooses stages"
+        raise ConfigError(key, text, expected, hint)
+
+
 def computed_again(text: str) -> str:
     """Of what is asked for, the part that computes again."""
     return "+".join(_texts(text, "device")) or OFF

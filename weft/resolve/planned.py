@@ -26,6 +26,7 @@ from weft.planner.problem import Options, Problem, Workload
 from weft.planner.renumber import renumbered
 from weft.planner.search import Found, search
 from weft.planner.sureness import surest
+from weft.recompute.asked import check_for_any
 from weft.resolve.kept import ACTIVATIONS
 from weft.resolve.prediction import AUTO_FILE
 from weft.resolve.rank_chips import Machine, RankChips, chips_of_file, chips_of_machines
@@ -299,6 +300,8 @@ def options_asked(config: Config) -> Options:
     """What a configuration leaves to the planner, whatever the precision."""
     usual, recompute, auto = Options(), config.compute.recompute, config.plan.auto
     schedule, micro = config.plan.schedule, config.batch.micro
+    if recompute != "auto":
+        check_for_any("compute.recompute", recompute)
     return replace(
         usual,
         tiers=tiers_asked(config.optim),

@@ -15,7 +15,7 @@ from weft.optim.registry import is_by_element
 from weft.plan.plan import Plan, Precision, Recompute, StagePlan
 from weft.precision.registry import PRECISIONS
 from weft.precision.roles import Tier
-from weft.recompute.asked import kept_off_host, offloads
+from weft.recompute.asked import check_asked, kept_off_host, offloads
 
 
 def usual_tier(optim: OptimConfig, device: str) -> Tier:
@@ -48,8 +48,13 @@ def experts_kept(optim: OptimConfig, asked: StageConfig, device: str) -> dict[st
 
 
 def usual_recompute(asked: Recompute, device: str) -> Recompute:
-    """Likewise, of what layers compute again or keep on hosts."""
+    """Likewise, of what layers compute again or keep on hosts.
+
+    Raises:
+        ConfigError: modes that do not go together.
+    """
     usual = "off" if asked == "auto" else asked
+    check_asked("compute.recompute", usual)
     return kept_off_host(usual) if device == HOST else usual
 
 
