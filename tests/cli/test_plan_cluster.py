@@ -79,6 +79,24 @@ def test_a_plan_that_is_given_is_forecast_as_it_is(capsys: pytest.CaptureFixture
     assert data["search"] is None and data["alternatives"] == []
 
 
+def test_blocks_of_a_stage_that_are_not_compiled_take_longer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What a single stage says counts for it, and for all of them what `compute` says."""
+
+    def took(stages: str, *more: str) -> float:
+        asked = [*MODEL, "batch.micro=4", f"plan.stages=[{stages}]", *more, *BOX]
+        predicted = data_of(["plan", "demo", *asked], capsys)["predicted"]
+        assert isinstance(predicted, dict)
+        return float(predicted["step_time_s"])
+
+    stage, other = ("dp: 2, tp: 2, zero: 1, recompute: full" + c for c in ("", ", compile: false"))
+    usual, one = took(f"{{{stage}}}, {{{stage}}}"), took(f"{{{stage}}}, {{{other}}}")
+    both = took(f"{{{other}}}, {{{other}}}")
+    assert usual * 1.02 < one < both * 1.0001
+    assert both == took(f"{{{stage}}}, {{{stage}}}", "compute.compile=false")
+
+
 def test_a_vocabulary_that_is_asked_for_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["data.vocab_size=4096", "batch.micro=4", *GIVEN, *BOX]
     data = data_of(["plan", "demo", *MODEL, *words], capsys)

@@ -1,6 +1,7 @@
 """What single operations move and keep where no compiler fuses them: counted as they are made."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,3 +99,7 @@ def test_where_it_is_asked_for(device: str, compiled: bool, is_apart: bool) -> N
     assert work.apart is is_apart
     names = [op.name for op, _ in stage_ops(SHAPE, work)]
     assert ("rotation" in names) is is_apart
+    one = replace(stage, compile=compiled)
+    said = Training(compiled=not compiled, by_stage=True)
+    by_itself = choice_of(replace(pipeline, stages=(one,)), 0, 64, training=said)
+    assert by_itself.work.apart is is_apart, "stages of a plan that is decided say it themselves"

@@ -263,6 +263,7 @@ def choice_of(
     samples = most_samples(stage, micro, rank)
     experts = _experts_of(stage, rank)
     mean = micro / stage.mesh.sample_ways if stage.sample_shares else samples
+    is_compiled = stage.compile if training.by_stage else training.compiled
     return StageChoice(
         work=StageWork(
             layers=stage.layers,
@@ -285,7 +286,7 @@ def choice_of(
             in_rows=stage.scores == "rows",
             in_chunks=True,
             eager=stage.device == HOST,
-            apart=stage.device != HOST and not training.compiled,
+            apart=stage.device != HOST and not is_compiled,
             wide_products=training.wide_products,
         ),
         axes=axes,

@@ -316,6 +316,8 @@ class Training:
     """Of layers' weights, the part whose products have 16 bits though the precision has eight."""
     compiled: bool = True
     """Blocks on accelerators are compiled, as they are where nothing else is asked for."""
+    by_stage: bool = False
+    """Stages of the plan say themselves whether they are: it is decided, and no search's."""
     moved_bytes: float = ADAMW_BYTES
     """That an update reads and writes of one parameter."""
 

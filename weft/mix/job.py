@@ -95,7 +95,7 @@ def work_of(loaded: Loaded, alone: Resolved, num_chips: int) -> Workload:
     if samples < num_chips:
         expected = f"at least {num_chips}, a sample for each chip of the cluster"
         raise loaded.place(ConfigError("batch.samples", samples, expected))
-    return alone.workload
+    return alone.open_workload
 
 
 def micros_to_try(loaded: Loaded) -> tuple[int, ...]:

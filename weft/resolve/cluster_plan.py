@@ -39,6 +39,7 @@ from weft.planner.validate import (
     validate_plan,
 )
 from weft.planner.whole_blocks import refuse_cut_blocks
+from weft.platform.registry import PLATFORMS
 from weft.resolve.eight_bits import computing_there, eight_bits_notes
 from weft.resolve.orders import made_as_asked
 from weft.resolve.planned import (
@@ -91,7 +92,10 @@ def plan_request(loaded: Loaded, cluster: ClusterView, knowledge: Knowledge) -> 
             error.where = "in the plan that was given"
         raise loaded.place(error) from error
     if plan is not None:
-        workload = replace(workload, samples=plan.global_batch)
+        # Of a device that no installed package brings, nobody knows what is usual.
+        says = all(device in PLATFORMS for device in plan.devices)
+        training = replace(workload.training, by_stage=says)
+        workload = replace(workload, samples=plan.global_batch, training=training)
     known = replace(knowledge, tf32=loaded.config.compute.tf32)
     problem = Problem(workload, cluster, known, options_in(workload.precision, loaded.config))
     if plan is not None and loaded.config.plan.file is None:
@@ -160,7 +164,6 @@ def _given(
             "tf32": False,
             "emulate_fp8": False,
             "precision": workload.precision,
-            "compile": bool(given.compile),
         }
         config = loaded.config.model_copy(update={"compute": given.model_copy(update=usual)})
         machine = Node(host="", cpu="", cores=1, memory_gib=1.0, cpu_bf16=False)

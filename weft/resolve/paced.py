@@ -118,7 +118,7 @@ def better_plan(loaded: Loaded, now: Resolved, paces: Sequence[float]) -> Better
 
 def _problem(now: Resolved, chips: RankChips) -> Problem:
     known = replace(chips.knowledge, tf32=now.config.compute.tf32)
-    return Problem(now.workload, chips.view, known)
+    return Problem(now.open_workload, chips.view, known)
 
 
 def _seconds(now: Resolved, plan: Plan, chips: RankChips) -> float:

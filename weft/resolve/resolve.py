@@ -102,11 +102,16 @@ class Resolved:
     @property
     def training(self) -> Training:
         """What is trained, and what the optimizer keeps of it."""
-        return training_asked(self.config, self.spec)
+        return replace(training_asked(self.config, self.spec), by_stage=True)
+
+    @property
+    def open_workload(self) -> Workload:
+        """What the planner is told of a run, whatever its plan."""
+        return replace(self.workload, training=replace(self.training, by_stage=False))
 
     @property
     def workload(self) -> Workload:
-        """What the planner is told of a run."""
+        """What a run does by its plan."""
         return Workload(
             spec=self.spec,
             seq_len=self.config.data.seq_len,
