@@ -17,7 +17,7 @@ from weft.cost.work import StageWork
 from weft.models.llama.sizes import SIZES
 from weft.planner.in_sites import apart, search_in_sites
 from weft.planner.problem import Options, Problem, Workload
-from weft.planner.search import search
+from weft.planner.search import NoPlan, search
 from weft.simulate.step import Knowledge
 
 TWO_SITES = Path(__file__).parents[2] / "examples/clusters/two-sites.yaml"
@@ -65,6 +65,14 @@ def test_no_slower_than_when_each_site_is_written_as_a_node() -> None:
     assert found.time.step_s <= problem.time(other.plan).step_s * (1 + 1e-9)
     flat = ClusterView((replace(FAR.pools[0], num_nodes=8, network_gbit_s=1 / 8, site=None),))
     assert search(problem.on(flat)).best.time.step_s > 6 * found.time.step_s
+
+
+def test_the_site_that_cannot_hold_the_model_is_named() -> None:
+    north, south = FAR.pools
+    small = replace(south, chip=replace(south.chip, memory_gib=1.0))
+    problem = Problem(WORK, ClusterView((north, small)), options=OPTIONS)
+    with pytest.raises(NoPlan, match=r"enough memory.* at site south, which trains for itself"):
+        search_in_sites(problem, SitesConfig(every=50))
 
 
 def test_sites_apart_share_samples_by_speed() -> None:

@@ -23,7 +23,7 @@ from weft.plan.plan import PipelinePlan, Plan
 from weft.plan.tiling import split_by_weight
 from weft.planner.naming import name_of
 from weft.planner.problem import Problem
-from weft.planner.search import Candidate, Found, Progress, search
+from weft.planner.search import Candidate, Found, NoPlan, Progress, search
 from weft.planner.search.found import Pruned
 from weft.planner.sites import check_sites
 
@@ -55,11 +55,15 @@ def search_in_sites(
     samples = problem.workload.samples
     if samples < len(places):
         raise ConfigError("batch.samples", samples, f"at least {len(places)}, one for each site")
-    parts = [*places.values()]
+    names, parts = [*places], [*places.values()]
 
     @cache
     def of_site(number: int, share: int) -> Found:
-        return search(_of_site(problem, parts[number], share), progress=progress)
+        try:
+            return search(_of_site(problem, parts[number], share), progress=progress)
+        except NoPlan as none:
+            expected = f"{none.expected} at site {names[number].name}, which trains for itself"
+            raise NoPlan(none.key, none.value, expected, none.hint) from none
 
     speeds = [_peak(part) for part in parts]
     best: list[Found] = []
