@@ -46,10 +46,10 @@ def exhaust(job: Job, record: Record, folder: Path, minutes: float) -> bool:
     record.begin()
     if not record.candidates:
         own = [] if job.given is None else [job.candidate_of(job.given)]
-        record.add_plans([*own, *job.space.candidates()], 0.0)
+        record.add_plans([*own, *job.space.candidates()], job.times, 0.0)
         say(f"{len(record.candidates)} plans")
     began = time.monotonic()
-    tuner = Tuner(record.candidates, times=job.times, steps=1, outcomes=record.outcomes)
+    tuner = Tuner(record.candidates, times=record.times, steps=1, outcomes=record.outcomes)
     order = list(range(len(record.candidates)))
     random.Random(SEED).shuffle(order)
     number = sum(1 for each in folder.iterdir() if each.is_dir())
@@ -73,13 +73,13 @@ def exhaust(job: Job, record: Record, folder: Path, minutes: float) -> bool:
     return bool(record.final)
 
 
-def replayed(job: Job, record: Record) -> list[float]:
+def replayed(record: Record) -> list[float]:
     """How much longer than the best of all the tuner's best takes after each of its trials."""
     measured: dict[int, Outcome] = {outcome.candidate: outcome for outcome in record.outcomes}
     best_s = min(outcome.step_s for outcome in record.outcomes if outcome.step_s is not None)
     own = [n for n, each in enumerate(record.candidates) if each.is_given]
     plans = [each for each in record.candidates if not each.is_given]
-    tuner = Tuner(plans, times=job.times, steps=10**9)
+    tuner = Tuner(plans, times=record.times, steps=10**9)
     found = []
     while (number := tuner.next().candidate) is not None:
         known = measured[number + len(own)]
@@ -106,7 +106,7 @@ def main() -> None:
     if not exhaust(job, record, asked.out, asked.minutes):
         say("there is more to try: start it again")
         return
-    curve = replayed(job, record)
+    curve = replayed(record)
     near = next((n for n, times in enumerate(curve, start=1) if times <= NEAR), None)
     print(
         f"plans {len(record.candidates)}, that ran {len([o for o in record.outcomes if o.step_s])}"

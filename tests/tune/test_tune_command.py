@@ -9,12 +9,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from resolve.profiles import profile
+from tune.tune_cases import candidate
 
 from weft.cli.main import run
+from weft.cluster.cluster import Node
+from weft.config.errors import ConfigError
+from weft.cost.profile import Profile
 from weft.lab.identity import fields_of
 from weft.lab.tools import why_not_here
 from weft.plan.plan import Plan
-from weft.tune.record import FILE, Record
+from weft.tune.job import GUESSED, Job
+from weft.tune.record import FILE, VERSION, Record
+from weft.tune.tuner import Outcome
 from weft.tune.tuning import BEST_PLAN
 
 TINY = [
@@ -93,14 +100,10 @@ def test_a_tuning_that_is_killed_goes_on_and_trains_with_the_best(tmp_path: Path
 
 def test_a_record_is_read_back_as_it_was(tmp_path: Path) -> None:
     """Plans, trials with and without intervals, and what is not whole."""
-    from tune.tune_cases import candidate
-
-    from weft.tune.tuner import Outcome
-
     record = Record.opened(tmp_path, {"a": 1, "b": None})
     record.begin()
     plans = [candidate(0, 1.25, memory={"weights": 2.5}), candidate(1, 2.0, is_given=True)]
-    record.add_plans(plans, 1.5)
+    record.add_plans(plans, 1.3, 1.5)
     ran = Outcome(candidate=1, step_s=0.1, times=1.01, within=0.02, against=0, values=(1.0, 2.0))
     short = Outcome(candidate=0, step_s=None, problem="rank 0", short=0)
     for number, outcome in enumerate((ran, short), start=2):
@@ -110,6 +113,7 @@ def test_a_record_is_read_back_as_it_was(tmp_path: Path) -> None:
     again.begin()
     assert again.file.read_text().endswith("}\n")
     assert (again.candidates, again.outcomes, again.used_s) == (plans, [ran, short], 3.0)
+    assert again.times == 1.3
 
 
 CLUSTER = (
@@ -119,6 +123,7 @@ REFUSED = {
     "tune.micro=[1]": "unknown key",
     "tune.layouts=[two]": "tune.layouts",
     "tune.schedules=[nothing]": "tune.schedules",
+    "tune.recompute=[auto,full:1]": "tune.recompute = 'full:1': expected modes without numbers of",
     "tune.micros=[1] batch.micro=2": "tune.micros = [1]: expected null beside batch.micro = 2",
     "--minutes -1": "--minutes",
     "--cluster nowhere.yaml": "nowhere.yaml",
@@ -138,12 +143,43 @@ def test_what_it_does_not_take(
     Path("taken").mkdir()
     Path("taken/notes.txt").write_text("mine")
     Path("other").mkdir()
-    job = {"kind": "job", "version": 1, "asked": {"seed": 7}}
+    job = {"kind": "job", "version": VERSION, "asked": {"seed": 7}}
     Path("other", FILE).write_text(json.dumps(job) + "\n")
     before = sorted(path for path in tmp_path.rglob("*"))
     assert run(["tune", *TINY, *words.split()]) == 2
     assert REFUSED[words] in capsys.readouterr().err
     assert sorted(path for path in tmp_path.rglob("*")) == before
+
+
+def test_without_a_profile_it_says_so_or_makes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Up to the first trial; a tuning that goes on keeps to what its forecasts were made of."""
+    profiles, times = tmp_path / "profiles", list[float]()
+
+    def no_trials(job: Job, record: Record, *_: object) -> None:
+        record.begin()
+        record.add_plans([candidate(0, 1.0)], job.times, 0.0)
+        times.append(job.times)
+        raise ConfigError("tune", "a test", "no trials")
+
+    def measured(node: Node, **_: object) -> Profile:
+        return profile(node)
+
+    monkeypatch.setenv("WEFT_PROFILES", str(profiles))
+    monkeypatch.setattr("weft.cli.tune._tuned", no_trials)
+    monkeypatch.setattr("weft.elastic.chip_profile.profile_chip", measured)
+
+    def said(*words: str) -> str:
+        assert run(["tune", *TINY, *words]) == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    assert "this machine has no profile" in said("--out", str(tmp_path / "a"))
+    assert "profile:" in said("--out", str(tmp_path / "b"), "--profile")
+    assert len(list(profiles.iterdir())) == 1
+    assert "profile" not in said("--out", str(tmp_path / "c"), "--profile")
+    assert times[0] == GUESSED > 1.5 > times[1] == times[2]
+    assert "profile" not in said("--out", str(tmp_path / "a"), "--profile")
 
 
 def test_no_lab_no_trials(

@@ -39,13 +39,14 @@ def takes_s(lab: FakeLab, result: Result, number: int) -> float:
 def test_the_best_of_all_is_found_by_few_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps are known, so that the best of all plans is; none of an equal share comes near."""
+    """Steps are known, so that the best of all plans is; none of an equal share comes near. The
+    machine has no profile, so that more than half of all plans are worth a trial."""
     job, lab = asked(OWN), FakeLab()
     result, _, shown = tuned(job, tmp_path / "out", monkeypatch, lab)
     everything = [takes_s(lab, result, n) for n in range(len(result.tuner.candidates))]
     assert takes_s(lab, result, result.best) <= 1.02 * min(everything)
     outcomes = result.tuner.outcomes
-    assert len(outcomes) <= len(everything) / 2
+    assert len(outcomes) <= 0.6 * len(everything)
     assert outcomes[0].candidate == 0 and result.tuner.candidates[0].is_given
     assert result.gain is not None
     assert result.gain.times == pytest.approx(everything[0] / everything[result.best], rel=0.01)

@@ -16,9 +16,11 @@ import typer
 from weft.cli.output import COLUMNS, err, out, print_json, print_table
 from weft.cli.plan.forecasts import load_for_cluster
 from weft.cli.target import Json, Overrides, Target, load, named
+from weft.cluster.cluster import HOST, Cluster
 from weft.cluster.cluster_file import ClusterFile, read_file
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
+from weft.cost.profile_file import file_name, profiles_folder, save_profile
 from weft.elastic.signals import interrupted_once
 from weft.lab.lab import refuse_too_much
 from weft.lab.leftovers import find_labs, remarks
@@ -31,6 +33,11 @@ from weft.tune.page import NUMBERS, PAGE, as_json, page, trial_rows, verdict
 from weft.tune.record import Record
 from weft.tune.tuning import BEST_PLAN, Limits, Result, Tuning
 
+NO_PROFILE = (
+    "this machine has no profile: forecasts are those of an average core, right within {times:g} "
+    "times at best, so that more trials are needed; `weft chips profile`, or --profile here, "
+    "measures it (two minutes, once)"
+)
 RESULT = "tune.json"
 """In the folder: what ``--json`` prints."""
 RUN = "run"
@@ -54,6 +61,14 @@ class TuneOptions:
         typer.Option(min=0, help="Time for all of it; less where no more trials are worth it."),
     ] = 10.0
     trials: Annotated[int | None, typer.Option(min=1, help="Most trials.")] = None
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile",
+            help="Where this machine has no profile, make it first, as `weft chips profile` does: "
+            "two minutes, once.",
+        ),
+    ] = False
     then_run: Annotated[
         bool, typer.Option("--then-run", help="Train with the best plan, in OUT/run.")
     ] = False
@@ -84,6 +99,8 @@ def tune(target: Target = "demo", overrides: Overrides = None, *, options: TuneO
     folder = (options.out_dir or _new_folder(loaded.config.name)).absolute()
     with RunFolder(folder), interrupted_once():
         record = Record.opened(folder, job.asked)
+        if not record.candidates and _has_now_a_profile(job, machine, options):
+            job = job_of(loaded, recipe, pairs, lab, machine)
         try:
             result = _tuned(job, record, options, folder)
         except KeyboardInterrupt:
@@ -121,6 +138,23 @@ def _lab(file: Path) -> ClusterFile:
     if reason := why_not_here():
         raise ConfigError("--cluster", str(file), "to be root on Linux", f"No lab here: {reason}.")
     return cluster
+
+
+def _has_now_a_profile(job: Job, machine: Cluster, options: TuneOptions) -> bool:
+    """Where this machine's processor had none and one was asked for; else it is said."""
+    if not job.space.is_guess:
+        return False
+    if not options.profile:
+        _say(NO_PROFILE.format(times=job.times))
+        return False
+    from weft.elastic.chip_profile import profile_chip
+
+    (node,) = machine.nodes
+    found = profile_chip(node, device=HOST, quick=False, say=lambda text: _say(f"{text} ..."))
+    path = profiles_folder() / file_name(found)
+    save_profile(found, path)
+    _say(f"profile: {path}")
+    return True
 
 
 def _tuned(job: Job, record: Record, options: TuneOptions, folder: Path) -> Result:

@@ -90,6 +90,8 @@ class Chips:
     by_rank: ClusterView
     """The same in the order of ranks."""
     knowledge: Knowledge
+    is_guess: bool
+    """The machine has no profile."""
 
     @staticmethod
     def of(cluster: ClusterFile, machine: Node, shown: Shown) -> Chips:
@@ -111,6 +113,7 @@ class Chips:
             pools=ClusterView(tuple(pools)),
             by_rank=ClusterView(tuple(by_rank)),
             knowledge=replace(known.knowledge, chips=costs),
+            is_guess=known.is_guess,
         )
 
     def time(self, plan: Plan, work: Workload) -> StepTime:

@@ -40,6 +40,8 @@ class Space:
     and has the first ranks."""
     finish: Callable[[Plan], Plan]
     """Gives a plan of the search what is no matter of the search."""
+    is_guess: bool
+    """Rates are those of an average core, for the machine has no profile."""
 
     def candidates(self, tell: Tell = lambda *_: None) -> list[Candidate]:
         """Unlike plans, the fastest by prediction first.

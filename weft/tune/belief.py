@@ -3,7 +3,8 @@
 The forecast is the prior. Trials then say how wrong it is: for all plans alike, for each thing in
 proportion to the part of a step that goes with it (``Candidate.leans``), and for each plan by
 itself. All are normal in the logarithm of time, so that what is known after some trials follows in
-closed form (Bayesian linear regression).
+closed form (Bayesian linear regression). How wide all of that is follows from trials, too: where
+they are further off than the forecast's interval has it, everything is as much less sure.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
 
     FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 
-HAS = 0.05
+HAS = 0.7
 """How far off, as a part of a step, predictions may be of what a plan has that others lack."""
 OWN = 0.03
 """And of one plan by itself: what nothing else explains."""
+ASSUMED = 2.0
+"""So many trials the width of the forecast's own interval counts for."""
 OF_NORMAL = 1.2816
 """So many deviations hold 80 % of a normal distribution."""
 OF_INTERVAL = 1.96
@@ -88,15 +91,17 @@ class Belief:
         usual = log(times) / OF_NORMAL
         self._things = things
         own = {thing for each in candidates for thing in each.leans if _is_had(thing, candidates)}
-        spread = [usual, *(HAS if thing in own else usual for thing in things)]
+        spread = [usual, *(HAS * usual if thing in own else usual for thing in things)]
         prior = np.diag(np.square(spread))
         rows = np.array([self._row(each.candidate) for each in seen]).reshape(-1, len(spread))
         off = np.array([log(each.step_s / each.candidate.predicted_s) for each in seen])
-        noise = np.array([OWN**2 + (each.within / OF_INTERVAL) ** 2 for each in seen])
-        cross = prior @ rows.T
-        inverse = np.linalg.inv(rows @ cross + np.diag(noise)) if seen else np.zeros((0, 0))
+        noise = np.array([(each.within / OF_INTERVAL) ** 2 for each in seen])
+        believed = rows @ prior @ rows.T + np.diag(np.full(len(seen), OWN**2))
+        self._wider = _wider(believed + np.diag(noise), off)
+        cross = self._wider * prior @ rows.T
+        inverse = np.linalg.inv(self._wider * believed + np.diag(noise))
         self._mean: FloatArray = cross @ inverse @ off
-        self._spread: FloatArray = prior - cross @ inverse @ cross.T
+        self._spread: FloatArray = self._wider * prior - cross @ inverse @ cross.T
 
     def _row(self, candidate: Candidate) -> list[float]:
         return [1.0, *(candidate.leans.get(thing, 0.0) for thing in self._things)]
@@ -106,7 +111,7 @@ class Belief:
         import numpy as np
 
         row = np.array(self._row(candidate))
-        deviation = sqrt(max(0.0, float(row @ self._spread @ row)) + OWN**2)
+        deviation = sqrt(max(0.0, float(row @ self._spread @ row)) + self._wider * OWN**2)
         return Guess(candidate.predicted_s * exp(float(row @ self._mean)), deviation)
 
     def lessons(self) -> list[Lesson]:
@@ -119,6 +124,20 @@ class Belief:
             if abs(mean) > within:
                 found.append(Lesson(name, exp(mean), within))
         return sorted(found, key=lambda lesson: -abs(log(lesson.times)))
+
+
+def _wider(believed: FloatArray, off: FloatArray) -> float:
+    """Times as large as believed variances are: the mean of an inverse gamma, for which the
+    interval counts as ``ASSUMED`` trials; never less than 1. How far off all trials are alike says
+    nothing of how far apart they are."""
+    import numpy as np
+
+    if len(off) < 2:
+        return 1.0
+    both = np.linalg.solve(believed, np.stack([np.ones(len(off)), off], axis=1))
+    weights, weighed = both[:, 0], both[:, 1]
+    apart = off - weights @ off / weights.sum()
+    return max(1.0, (ASSUMED + float(apart @ weighed)) / (ASSUMED + len(off) - 1))
 
 
 def _is_had(thing: str, candidates: Sequence[Candidate]) -> bool:

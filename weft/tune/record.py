@@ -15,7 +15,7 @@ from weft.tune.tuner import Outcome
 
 FILE = "trials.jsonl"
 """In the folder: a line for what is tuned, one for each plan, and one for each trial."""
-VERSION = 1
+VERSION = 2
 
 
 @dataclass
@@ -26,6 +26,8 @@ class Record:
     asked: Mapping[str, Any]
     """By dotted key: what decides how plans do."""
     candidates: list[Candidate] = field(default_factory=list)
+    times: float = 1.0
+    """In so many times more or less 80 % of their forecasts are right."""
     outcomes: list[Outcome] = field(default_factory=list)
     final: list[Outcome] = field(default_factory=list)
     """Of the last comparison."""
@@ -61,6 +63,7 @@ class Record:
         match line["kind"]:
             case "plans":
                 self.candidates = [Candidate.from_json(each) for each in line["plans"]]
+                self.times = line["times"]
             case "trial":
                 self.outcomes.append(_outcome(line["outcome"]))
             case "final":
@@ -76,11 +79,11 @@ class Record:
         with self.file.open("r+b") as file:
             file.truncate(text.rfind(b"\n") + 1)
 
-    def add_plans(self, candidates: Sequence[Candidate], used_s: float) -> None:
+    def add_plans(self, candidates: Sequence[Candidate], times: float, used_s: float) -> None:
         """What trials are chosen from."""
-        self.candidates = list(candidates)
+        self.candidates, self.times = list(candidates), times
         plans = [each.as_json() for each in candidates]
-        self._write({"kind": "plans", "used_s": used_s, "plans": plans})
+        self._write({"kind": "plans", "used_s": used_s, "times": times, "plans": plans})
 
     def add(self, outcome: Outcome, used_s: float) -> None:
         """A trial is done."""

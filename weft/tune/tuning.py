@@ -93,7 +93,7 @@ class Tuning:
             self._ask()
         tuner = Tuner(
             record.candidates,
-            times=self._job.times,
+            times=record.times,
             steps=self._job.config.train.steps,
             trials=self._limits.trials,
             outcomes=record.outcomes,
@@ -139,7 +139,7 @@ class Tuning:
                 ),
             ]
         self._say(f"{len(candidates)} unlike plans to choose from")
-        self._record.add_plans(candidates, self._used_s)
+        self._record.add_plans(candidates, self._job.times, self._used_s)
 
     def _new_folder(self) -> Path:
         folders = (self._record.file.parent / f"trials{number}" for number in count(1))
