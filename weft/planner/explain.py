@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import product
+from itertools import islice, product
 from math import ceil, floor
 
 from weft.cluster.view import ClusterView
@@ -28,8 +28,9 @@ _FEW_CUTS = 5
 """Up to which every way to move them out of layers is tried."""
 NO_GAIN = 5e-4
 """Part of tokens a second below which a change is said to bring nothing."""
-SEARCH_AGAIN_S = 2.0
-"""A search that took longer is not repeated for every question; plans are forecast anew instead."""
+SEARCHING_S = 30.0
+"""For all questions about other chips together. Those for which that leaves no search are asked of
+the plan that was found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +67,16 @@ class Help:
     None where a price is not known."""
     costs_per_hour: float | None = None
     """What it costs, where the file says that."""
+    same_plan: bool = False
+    """Asked of the plan that was found: another may gain more."""
 
     @property
     def words(self) -> str:
         """``memory x 2: 3.1 % more tokens a second, worth up to 0.62 an hour``."""
+        asked = f"{self.change}, by this plan" if self.same_plan else self.change
         if self.gain < NO_GAIN:
-            return f"{self.change}: no gain"
-        words = f"{self.change}: {self.gain:.1%} more tokens a second"
+            return f"{asked}: no gain"
+        words = f"{asked}: {self.gain:.1%} more tokens a second"
         if self.worth_per_hour is not None:
             words += f", worth up to {self.worth_per_hour:.3g} an hour"
         if self.costs_per_hour is not None:
@@ -93,6 +97,7 @@ class Help:
             "gain": self.gain,
             "worth_per_hour": self.worth_per_hour,
             "costs_per_hour": self.costs_per_hour,
+            "same_plan": self.same_plan,
         }
 
 
@@ -239,33 +244,35 @@ def _forced(candidate: Candidate, problem: Problem) -> str:
 
 
 CHANGES: Mapping[str, Callable[[Problem], Problem]] = {
-    "memory x 1.25": lambda problem: problem.with_memory(1.25),
     "memory x 2": lambda problem: problem.with_memory(2.0),
-    "links inside nodes x 2": lambda problem: problem.with_links(2.0, 1.0),
     "network between nodes x 2": lambda problem: problem.with_links(1.0, 2.0),
+    "links inside nodes x 2": lambda problem: problem.with_links(2.0, 1.0),
+    "memory x 1.25": lambda problem: problem.with_memory(1.25),
 }
+"""Those of which most may be expected come first."""
 
 
-def what_would_help(problem: Problem, best: Candidate, *, again: bool) -> Iterator[Help]:
-    """More memory, faster links, or a node more of a kind, one after another: the step then.
+def what_would_help(problem: Problem, best: Candidate, *, searches: int) -> Iterator[Help]:
+    """A node more of a kind, more memory, or faster links, one after another: the step then.
 
     Args:
         best: The plan for the chips as they are.
-        again: Search anew for each; otherwise the same plan is asked about, and with more memory
-            the same plan without recomputation.
+        searches: For so many there is a new plan; further changes are asked of the same plan, with
+            more memory also without recomputation.
     """
     kept = without_recompute(best.plan)
     hired = price_per_hour(problem.cluster)
-    for name, change in CHANGES.items():
-        if again:
-            step_s = search(change(problem)).best.time.step_s
-        else:
-            there = change(problem.on(best.cluster))
-            plans = [best.plan] + [kept] * (kept != best.plan and not shortages(kept, there))
-            step_s = min(there.time(plan).step_s for plan in plans)
+    more = list(islice(_nodes_more(problem, best.time.step_s, hired), searches))
+    yield from more
+    for number, (name, change) in enumerate(CHANGES.items(), start=len(more)):
+        there = change(problem.on(best.cluster))
+        plans = [best.plan] + [kept] * (kept != best.plan and not shortages(kept, there))
+        step_s = min(there.time(plan).step_s for plan in plans)
+        if number < searches:
+            step_s = min(step_s, search(change(problem)).best.time.step_s)
         gain = best.time.step_s / step_s - 1
-        yield Help(name, step_s, gain, None if hired is None else gain * hired)
-    yield from _nodes_more(problem, best.time.step_s, hired) if again else ()
+        worth = None if hired is None else gain * hired
+        yield Help(name, step_s, gain, worth, same_plan=number >= searches)
 
 
 def _nodes_more(problem: Problem, best_s: float, hired: float | None) -> Iterator[Help]:

@@ -11,7 +11,7 @@ from weft.cluster.view import ClusterView
 from weft.cost.interval import PART
 from weft.plan.plan import Plan
 from weft.planner.explain import (
-    SEARCH_AGAIN_S,
+    SEARCHING_S,
     Alternative,
     Help,
     alternatives,
@@ -183,12 +183,12 @@ def outlook_of_search(found: Found, problem: Problem, *, explain: bool) -> Outlo
     found, surer = surest(found, problem.knowledge)
     best = found.best
     cast = forecast(best.plan, problem.on(best.cluster), time=best.time)
-    again = found.seconds < SEARCH_AGAIN_S
+    searches = int(SEARCHING_S / max(found.seconds, 0.01))
     return Outlook(
         forecast=cast,
         found=found,
         alternatives=tuple(alternatives(found, cast, problem)),
-        helps=tuple(what_would_help(problem, best, again=again)) if explain else (),
+        helps=tuple(what_would_help(problem, best, searches=searches)) if explain else (),
         surer=surer,
         no_domains=why_no_domains(cast) if explain else "",
     )

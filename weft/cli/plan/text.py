@@ -222,6 +222,8 @@ def summary_in_words(outlook: Outlook) -> Iterator[str]:
     yield "in short:"
     yield from (f"  {sentence}" for sentence in list(outlook.limits.sentences())[:2])
     helps = [each for each in outlook.helps if each.gain >= NO_GAIN]
+    if outlook.helps and not helps:
+        yield f"  nothing would help of {', '.join(each.change for each in outlook.helps)}"
     for each in sorted(helps, key=lambda each: each.pays, reverse=True)[:MOST_HELPS]:
         yield f"  {each.words}"
     yield from _how_sure(outlook)
