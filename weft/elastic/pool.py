@@ -123,9 +123,11 @@ def _serve(pipe: Connection) -> None:
             job, address, args = pipe.recv()
         except EOFError:
             os._exit(0)
-        pipe.send(_answer(job, address, args))
+        answer = _answer(job, address, args)
         del job, args
-        gc.collect()  # models hold themselves in circles
+        gc.collect()  # models and stores hold themselves in circles; a store needs its file to end
+        pipe.send(answer)
+        del answer
 
 
 def _answer(job: Job, address: RankAddress, args: tuple[Any, ...]) -> Any:
