@@ -90,16 +90,20 @@ class Registry(Mapping[str, Entry]):
     def __contains__(self, name: object) -> bool:
         return name in self._found
 
-    @cached_property
-    def _found(self) -> dict[str, Entry | EntryPoint]:
-        """Those in our folder, and where installed packages have theirs."""
+    def ours(self) -> list[Entry]:
+        """Those in our folder, imported now."""
         ours: list[Entry] = []
         for module in iter_modules(import_module(self._package).__path__):
             if module.ispkg == bool(self._folder):
                 address = f"{self._package}.{module.name}.{self._folder}".rstrip(".")
                 constants = vars(import_module(address))
                 ours += [constants[self._entry]] if self._entry in constants else []
-        ours.sort(key=lambda entry: (entry.order, entry.name))
+        return sorted(ours, key=lambda entry: (entry.order, entry.name))
+
+    @cached_property
+    def _found(self) -> dict[str, Entry | EntryPoint]:
+        """Those in our folder, and where installed packages have theirs."""
+        ours = self.ours()
         outside = sorted(entry_points(group=self._group), key=lambda point: point.name)
         found: dict[str, Entry | EntryPoint] = {entry.name: entry for entry in ours}
         return found | {point.name: point for point in outside if point.name not in found}
@@ -175,6 +179,12 @@ def registry_of(kind: str) -> Registry[Any]:
 def names_of(kind: str) -> tuple[str, ...]:
     """What a configuration may name."""
     return tuple(registry_of(kind))
+
+
+def import_ours() -> None:
+    """Import all that is in our folders, so that processes which are forked later need not."""
+    for kind in _ADDRESSES:
+        registry_of(kind).ours()
 
 
 def every_name() -> tuple[str, ...]:

@@ -117,8 +117,8 @@ def _serve(pipe: Connection) -> None:
 
     end_with_parent()
     torch.set_num_threads(1)
-    gc.freeze()  # what was imported before the first job stays: nobody needs to look through it
     while True:
+        gc.freeze()  # what was imported, or is left of a job, stays: no need to look again
         try:
             job, address, args = pipe.recv()
         except EOFError:

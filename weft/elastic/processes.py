@@ -31,9 +31,8 @@ from weft.elastic.signals import Asked
 from weft.train.run_folder import LOGS
 from weft.train.stop import signals_held
 
-PRELOADED = ("weft.train.worker", "torch.fx.experimental.symbolic_shapes")
-"""Imported once and before ranks fork. PyTorch imports the second, and sympy with it, in the first
-backward pass: half a second in every rank."""
+PRELOADED = ("weft.elastic.preloaded",)
+"""Imported once and before ranks fork."""
 
 
 def warm_context(preload: Sequence[str] = PRELOADED) -> ForkServerContext:
