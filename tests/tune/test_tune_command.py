@@ -31,9 +31,17 @@ TINY = [
     *["tune.layouts=[one-stage]", "tune.recompute=[off]", "metrics.report=false"],
 ]
 
+QUICK = """\
+from weft.mix import turns
+turns.TURN_S = 0.1
+from weft.__main__ import start
+start()
+"""
+"""``weft`` whose trials take turns of a few steps."""
+
 
 def tune(tmp_path: Path, *more: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "weft", "tune", *TINY, f"data.cache_dir={tmp_path / 'cache'}"]
+    words = [sys.executable, "-c", QUICK, "tune", *TINY, f"data.cache_dir={tmp_path / 'cache'}"]
     words += ["--out", str(tmp_path / "out"), *more]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
