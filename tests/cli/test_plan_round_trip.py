@@ -20,6 +20,7 @@ WORDS = {
     "mix-10k": [*LARGE, "batch.samples=64"],
     "nodes-64": [*LARGE, "batch.samples=64"],
     "old-and-new": [*LARGE, "batch.samples=48"],
+    "pods": ["debug", "batch.samples=12", "batch.micro=4"],
     "own-chip": [*LARGE, "batch.samples=32", "batch.micro=1"],
     "two-vendors": [*LARGE, "batch.samples=256"],
     "workstation": ["demo", "batch.samples=8"],
