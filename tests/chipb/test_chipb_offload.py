@@ -9,7 +9,7 @@ import pytest
 import torch
 from chipb.chip import NAME, with_chips
 from chipb.test_chipb_jobs import on
-from parity.cases import Case
+from parity.cases import STEPS, Case
 from torch.autograd.graph import saved_tensors_hooks
 
 from weft.comm.address import RankAddress
@@ -54,7 +54,7 @@ def test_not_one_bit_differs(case: Case, modes: tuple[str, ...], chips: WorkerPo
     def trace(mode: str) -> Any:
         plan = replace(case, recompute=mode).plan()
         words = " ".join([NAME] * len(plan.pipelines[0].positions()))
-        return rehearse(run, on(plan, words), case.rehearsal())
+        return rehearse(run, on(plan, words), replace(case.rehearsal(), steps=STEPS))
 
     usual = trace("off")
     for mode in modes:

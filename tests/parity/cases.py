@@ -23,6 +23,9 @@ from weft.precision.roles import Tier
 from weft.schedules.registry import SCHEDULES
 
 NUM_LAYERS = 4
+STEPS = 2
+"""What the first makes of parameters and moments shows in the second; rows on the strict backend,
+and rules of optimizers, take three."""
 OPTIM = AdamWConfig(
     lr=0.01, eps=REHEARSAL_EPS, max_grad_norm=0.5, schedule=CosineSchedule(warmup=0)
 )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from parity.cases import EVERY, PARITY, Case
+from parity.cases import EVERY, PARITY, STEPS, Case
 
 from weft.diagnose.verdict import TOLERANCE as BY_DTYPE
 from weft.diagnose.verify import Rehearsal, Trace, difference, one_process, rehearse
@@ -11,9 +11,6 @@ from weft.elastic.pool import WorkerPool
 
 TOLERANCE = 1e-10
 """fp64 rounding is 1e-16; sums over a few thousand terms and Adam's division leave 1e-12."""
-STEPS = 2
-"""What the first makes of parameters and moments shows in the second; rows on the strict backend,
-and rules of optimizers, take three."""
 
 
 @pytest.fixture(scope="session")
