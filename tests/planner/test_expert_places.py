@@ -198,7 +198,7 @@ def test_a_run_goes_on_with_experts_elsewhere(tmp_path: Path, pool: WorkerPool) 
     asked = [
         *[*SMALL, "model.experts={count: 4, top_k: 2}", "compute.precision=fp64"],
         *["plan.stages=[{dp: 1, ep: 2}]", "batch.micro=2", "checkpoint.every=1"],
-        *["train.eval_every=0", "sample.prompts=[]", "metrics.report=false"],
+        "train.eval_every=0",
     ]
     one, two = tmp_path / "one", tmp_path / "two"
     whole, first, last = job(asked, one, STEPS), job(asked, two, 2), job(asked, two, STEPS)

@@ -19,7 +19,7 @@ from weft.train.job import Job
 
 ASKED = [
     *[*SMALL, "plan.stages=[{dp: 2, zero: 2}]", "batch.micro=2", "compute.precision=bf16"],
-    *["checkpoint.every=1", "train.eval_every=0", "sample.prompts=[]", "metrics.report=false"],
+    *["checkpoint.every=1", "train.eval_every=0"],
 ]
 
 

@@ -16,6 +16,7 @@ SMALL = [
     "data.seq_len=32",
     "data.workers=0",
     f"train.steps={STEPS}",
+    *["train.eval_samples=4", "sample.prompts=[]", "metrics.report=false"],
 ]
 LAPTOP = Node(
     host="laptop", cpu="some", cores=2, memory_gib=16, cpu_bf16=False, chips=(), problems=()

@@ -44,6 +44,7 @@ ASKED = [
     *["compute.precision=fp64", "compute.device=cpu", "recovery.alarm=replan"],
     *[f"train.steps={STEPS}", "train.eval_every=0", "train.log_every=1", "checkpoint.minutes=0"],
     *["metrics.report=false", "metrics.tensorboard=false", "sample.prompts=[]"],
+    "train.eval_samples=4",
 ]
 
 

@@ -45,6 +45,9 @@ def asked(folder: Path) -> list[str]:
         "batch.micro=2",
         "compute.precision=fp64",
         "train.steps=8",
+        "train.eval_samples=4",
+        "sample.prompts=[]",
+        "metrics.report=false",
         "checkpoint.every=3",
     ]
 

@@ -202,7 +202,6 @@ def sleepy(address: RankAddress, one: Job) -> None:
 
 def test_a_rank_that_makes_others_wait_is_found_in_a_run(tmp_path: Path, pool: WorkerPool) -> None:
     asked = [*SMALL, "plan.shares=[2,2]", "train.steps=20", "train.log_every=2"]
-    asked += ["metrics.report=false", "metrics.tensorboard=false", "sample.prompts=[]"]
     pool.run(sleepy, job([*asked, "checkpoint.asynchronous=false"], tmp_path, 7), world_size=2)
     found = [e for e in read_events(tmp_path / EVENTS_FILE) if e.kind == "straggler"]
     assert [(event.rank, event.step, event.facts["is_over"]) for event in found] == [(1, 6, False)]

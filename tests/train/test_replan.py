@@ -38,6 +38,7 @@ ASKED = [
     *[f"train.steps={STEPS}", "train.eval_every=0", "checkpoint.minutes=0"],
     *["checkpoint.snapshot_every=1", "checkpoint.memory_s=600"],
     *["metrics.report=false", "metrics.tensorboard=false", "sample.prompts=[]"],
+    "train.eval_samples=4",
 ]
 LOST = {4: 1, 3: 0}
 """World size -> the rank of it that is lost."""

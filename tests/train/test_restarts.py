@@ -28,7 +28,6 @@ from weft.train.worker import RankLife, main
 
 ASKED = [
     *[*SMALL, "plan.shares=[2,2]", "checkpoint.every=1", "train.eval_every=0"],
-    *["metrics.report=false", "metrics.tensorboard=false", "sample.prompts=[]"],
 ]
 FAULTS = [
     *[("join", 1), ("join", 0), ("agree", 0), ("build", 1), ("restore", 0), ("run", 1)],

@@ -35,7 +35,6 @@ from weft.train.worker import main
 STEPS, BATCH = 12, 4
 ASKED = [
     *[*SMALL, "plan.shares=[2,2]", "checkpoint.every=2", "train.eval_every=0", "train.steps=20"],
-    *["metrics.report=false", "metrics.tensorboard=false", "sample.prompts=[]"],
     *["recovery.when_spike=rewind", "recovery.when_not_finite=rewind"],
     *["recovery.spike_window=4", "recovery.spike_limit=50"],
     "checkpoint.asynchronous=false",  # what was saved does not depend on how fast the disk is
