@@ -28,6 +28,21 @@ def pytest_xdist_auto_num_workers() -> int:
     return cores + max(1, cores // 2)
 
 
+FIRST = (
+    "test_tune_command",
+    "test_guards",
+    "test_chaos",
+    "test_slurm",
+    "test_build",
+    "test_per_node",
+)
+"""Files with tests of half a minute: none of these may be the last, for which all others wait."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in FIRST)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What somebody measured of this machine changes no test."""
