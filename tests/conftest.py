@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from weft.elastic.pool import ANSWER_S, Job, WorkerPool
-from weft.elastic.processes import PRELOADED
+from weft.elastic.processes import PRELOADED, warm_context
 
 forkserver.set_forkserver_preload(list(PRELOADED))  # whichever test is the first to start it
 
@@ -62,5 +62,6 @@ class PatientPool(WorkerPool):
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[WorkerPool]:
+    warm_context([*PRELOADED, "torch._dynamo"])  # recomputing imports it, in 0.6 s of every rank
     with PatientPool() as pool:
         yield pool
