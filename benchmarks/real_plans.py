@@ -90,6 +90,29 @@ PLANS: dict[str, tuple[str, ...]] = {
         "plan.pipelines=[{share: 5, micro: 2, stages: [{}]},"
         " {share: 3, micro: 1, stages: [{recompute: full}]}]",
     ),
+    "one rank, two modes": (*SMALL, ALONE, "batch.micro=4", "compute.recompute=feed_forward+core"),
+    "shares of 3 and 1": (*SMALL, "batch.micro=2", "plan.shares=[3, 1]"),
+    "dp 2, ZeRO 3": (*SMALL, "batch.micro=4", "plan.stages=[{dp: 2, zero: 3}]"),
+    "cp 2, long": (*LONG, "batch.micro=1", "plan.stages=[{cp: 2}]"),
+    "pp 2, ZB-V": (*SMALL, "batch.micro=2", "plan.stages=[{}, {}]", "plan.schedule=zb-v"),
+    "pp 2, DualPipeV": (
+        *SMALL,
+        "batch.micro=1",
+        "plan.stages=[{}, {}]",
+        "plan.schedule=dualpipe-v",
+    ),
+    "pp 2, a border inside a layer": (
+        *SMALL,
+        "batch.micro=2",
+        "plan.stages=[{layers: 2.5}, {layers: 1.5}]",
+        "plan.schedule=1f1b",
+    ),
+    "pp 2, the first recomputes": (
+        *SMALL,
+        "batch.micro=1",
+        "plan.stages=[{recompute: full}, {}]",
+        "plan.schedule=1f1b",
+    ),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.job import Job, memory_of_job
 from weft.cost.activations import logits, stage_kept
 from weft.cost.choice import choice_of
-from weft.cost.memory import ACCELERATOR, Memory, Overheads, memory_of_plan
+from weft.cost.memory import ACCELERATOR, CHECKPOINTING_BYTES, Memory, Overheads, memory_of_plan
 from weft.cost.work import ALL_BY_ADAMW, Training
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import shape_of
@@ -191,3 +191,25 @@ def test_measured_overheads_take_the_place_of_usual_ones() -> None:
     whole = plan(StagePlan(mesh=Mesh.of((0,)), layers=(0, 4)))
     memory = memory_of_plan(whole, SPEC, SEQ, {"cpu": Overheads(runtime_bytes=7.0)})[0]
     assert (memory.runtime, memory.fragments) == (7.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("device", "recompute", "imports"),
+    [
+        ("cpu", "full", True),
+        ("cpu", "attention:1", True),
+        ("cpu", "off", False),
+        ("cpu", "offload_disk", False),
+        ("cuda", "full", False),
+    ],
+)
+def test_a_processor_that_computes_again_has_pytorchs_compiler_in_memory(
+    device: str, recompute: str, imports: bool
+) -> None:
+    """Once, however many stages a rank has: checkpointing imports it, for its settings."""
+    stage = StagePlan(mesh=Mesh.of((0,)), layers=(0, 2), device=device)
+    first = replace(stage, recompute="off")
+    asked = plan(first, replace(stage, layers=(2, 4), recompute=recompute), schedule="interleaved")
+    usual = plan(first, replace(stage, layers=(2, 4)), schedule="interleaved")
+    held, before = (memory_of_plan(each, SPEC, SEQ)[0].runtime for each in (asked, usual))
+    assert held - before == (CHECKPOINTING_BYTES if imports else 0)
