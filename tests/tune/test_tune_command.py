@@ -132,6 +132,7 @@ REFUSED = {
     "tune.layouts=[two]": "tune.layouts",
     "tune.schedules=[nothing]": "tune.schedules",
     "tune.recompute=[auto,full:1]": "tune.recompute = 'full:1': expected modes without numbers of",
+    "sites.every=10": "sites.every = 10: expected no section sites to tune. Trials compare",
     "tune.micros=[1] batch.micro=2": "tune.micros = [1]: expected null beside batch.micro = 2",
     "--minutes -1": "--minutes",
     "--cluster nowhere.yaml": "nowhere.yaml",

@@ -139,8 +139,11 @@ def job_of(
 
 
 def _refuse_twice(loaded: Loaded) -> None:
-    """One value is asked for, or several are tried."""
+    """One value is asked for, or several are tried; in exact training."""
     tune, config = loaded.config.tune or TuneConfig(), loaded.config
+    if config.sites is not None:
+        hint = "Trials compare plans whose steps are the whole job's; tune the chips of one site."
+        raise ConfigError("sites.every", config.sites.every, "no section sites to tune", hint)
     if says_a_plan(loaded):
         return
     pairs = (
