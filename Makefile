@@ -11,7 +11,7 @@ train: setup
 
 test: .venv/dev.stamp
 	@$(BIN)/python -m compileall -q weft  # once, and not in every process
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal
 
 .venv/run.stamp: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
