@@ -1,8 +1,12 @@
 """``weft chips``: what is shown of a measured chip, and what is refused before it is measured."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from resolve.profiles import profile
 
 from weft.cli.main import run
 from weft.cluster.cluster import catalogue
@@ -16,6 +20,7 @@ from weft.cost.profile import (
     Profile,
 )
 from weft.cost.profile_file import save_profile
+from weft.platform.busy import _worked_s, busy_cores
 
 MACHINE = Machine(
     host="desk",
@@ -85,3 +90,42 @@ def test_where_no_profile_can_be_written(
     monkeypatch.setattr("weft.elastic.chip_profile.profile_chip", pytest.fail)
     assert run(["chips", "profile", "--out", file]) == 2
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_said"), [(0, 0.1, ""), (0.9, 0, "0.9"), (0, 1.4, "1.4")]
+)
+def test_other_work_meanwhile_is_said(
+    before: float,
+    after: float,
+    is_said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of which rates say nothing afterwards."""
+    watched = iter((before, after))
+    monkeypatch.setattr("weft.cli.profiling.busy_cores", lambda _: next(watched))
+    monkeypatch.setattr("weft.elastic.chip_profile.profile_chip", lambda node, **_: profile(node))
+    assert run(["chips", "profile", "--device", "cpu", "--out", str(tmp_path / "p.json")]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert (f"other work took {is_said} cores" in said) == bool(is_said)
+    assert (tmp_path / "p.json").exists()
+
+
+def test_a_core_that_works_is_seen() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            assert busy_cores(0.3) > 0.5
+        finally:
+            other.kill()
+
+
+def test_only_work_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idling and waiting for disks are none; guests are in the time of users."""
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 20 30 9000 8000 4 5 6 77 88\ncpu0 1 1\n")
+    monkeypatch.setattr("weft.platform.busy.STAT", stat)
+    assert _worked_s() == (100 + 20 + 30 + 4 + 5 + 6) / os.sysconf("SC_CLK_TCK")
+    monkeypatch.setattr("weft.platform.busy.STAT", tmp_path / "none")
+    assert _worked_s() == 0.0

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.output import COLUMNS, err, out, print_json, print_table, warn
+from weft.cli.profiling import measure_profile
 from weft.cli.target import Json, file_to_write
 from weft.cli.topology import topology
 from weft.cluster.cluster import HOST, Chip, catalogue
@@ -118,9 +119,7 @@ def profile(
     if device == "auto" and chosen == HOST:
         warn(f"measures the processor: {found}; {found.way_out}" for found in node.unusable)
     path = file_to_write("--out", out_file) if out_file else None
-    from weft.elastic.chip_profile import profile_chip
-
-    found = profile_chip(
+    found = measure_profile(
         node, device=chosen, quick=quick, say=lambda text: err.print(f"{text} ...")
     )
     path = path or profiles_folder() / file_name(found)

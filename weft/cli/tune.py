@@ -15,6 +15,7 @@ import typer
 
 from weft.cli.output import COLUMNS, err, out, print_json, print_table
 from weft.cli.plan.forecasts import load_for_cluster
+from weft.cli.profiling import measure_profile
 from weft.cli.target import Json, Overrides, Target, load, named
 from weft.cluster.cluster import HOST, Cluster
 from weft.cluster.cluster_file import ClusterFile, read_file
@@ -147,10 +148,8 @@ def _has_now_a_profile(job: Job, machine: Cluster, options: TuneOptions) -> bool
     if not options.profile:
         _say(NO_PROFILE.format(times=job.times))
         return False
-    from weft.elastic.chip_profile import profile_chip
-
     (node,) = machine.nodes
-    found = profile_chip(node, device=HOST, quick=False, say=lambda text: _say(f"{text} ..."))
+    found = measure_profile(node, device=HOST, quick=False, say=lambda text: _say(f"{text} ..."))
     path = profiles_folder() / file_name(found)
     save_profile(found, path)
     _say(f"profile: {path}")

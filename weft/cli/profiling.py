@@ -1,0 +1,31 @@
+"""A profile of this machine, with a word about what else ran meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weft.cli.output import warn
+from weft.cluster.cluster import Node
+from weft.cost.profile import Profile
+from weft.platform.busy import busy_cores
+
+WATCHED_S = 0.5
+BUSY = 0.2
+"""Cores that may work for others and hardly be seen in what is measured."""
+
+
+def measure_profile(node: Node, *, device: str, quick: bool, say: Callable[[str], None]) -> Profile:
+    """As ``profile_chip``; warns where the machine was busy before or right after."""
+    from weft.elastic.chip_profile import profile_chip
+
+    before = busy_cores(WATCHED_S)
+    found = profile_chip(node, device=device, quick=quick, say=say)
+    most = max(before, busy_cores(WATCHED_S))
+    if most > BUSY:
+        warn(
+            [
+                f"other work took {most:.1f} cores: rates may be far off, and what ranks take from "
+                "each other; measure again with nothing else running"
+            ]
+        )
+    return found
