@@ -106,13 +106,13 @@ CASES = {
     ),
     "two-and-two": Case(pools=(pool(H, 30, 2), pool(A, 30, 2)), num_layers=2, samples=4),
     "three-kinds": Case(
-        pools=(pool(H, 30, 1), pool(A, 30, 1), pool(L, 30, 1)),
+        pools=tuple(pool(kind, 30, 1, gbit=400) for kind in (H, A, L)),
         num_layers=2,
         samples=5,
         seq_len=4096,
     ),
-    "two-nodes": Case(pools=(pool(H, 16, 2, 2, gbit=50),), seq_len=16384, domains=True),
-    "short-nodes": Case(pools=(pool(H, 13, 2, 2, gbit=50),), seq_len=16384, domains=True),
+    "two-nodes": Case(pools=(pool(H, 20, 2, 2, gbit=50),), seq_len=32768, domains=True),
+    "short-nodes": Case(pools=(pool(H, 15, 2, 2, gbit=50),), seq_len=32768, domains=True),
     "two-pools": Case(
         pools=(pool(H, 20, 2), pool(H, 20, 2)), num_layers=1, seq_len=32768, domains=True
     ),

@@ -193,7 +193,8 @@ def test_an_update_takes_what_its_optimizer_moves() -> None:
 
 
 def test_traffic_hides_behind_what_computes_and_no_more() -> None:
-    """Half of it hides, where there is computing for all of it; else half of the computing."""
+    """Half of it hides, where there is computing for all of it; else half of the computing: that of
+    one microbatch, where nothing else is said."""
     software = Software(data_hidden=0.5, optimizer_bytes=0.0)
     hardware = Hardware(chip=roofline(), fabric=FABRIC, software=software)
     copies = on("dp 16")
@@ -203,6 +204,11 @@ def test_traffic_hides_behind_what_computes_and_no_more() -> None:
     few = talk / 4 / bare.whole_s
     some = stage_times(SHAPE, copies._replace(overlap=few), hardware).update_s
     assert some == pytest.approx(talk * 7 / 8)
+    one = copies.taking(1)
+    computing = stage_times(SHAPE, one._replace(overlap=0.0), hardware).whole_s
+    slow = replace(hardware, fabric=FABRIC.faster(1e-6, 1e-6))
+    talk = stage_times(SHAPE, one._replace(overlap=0.0), slow).update_s
+    assert talk - stage_times(SHAPE, one, slow).update_s == pytest.approx(computing / 2)
 
 
 def test_interleaved_stages_hide_more_of_the_exchange() -> None:

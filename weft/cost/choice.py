@@ -38,8 +38,6 @@ from weft.precision.registry import PRECISIONS
 from weft.precision.roles import Tier
 from weft.recompute.asked import slabs_of
 
-ALL = float("inf")
-
 
 class Group(NamedTuple):
     """Ranks that talk: how many, and the distance between neighbours in the order of ranks."""
@@ -93,8 +91,9 @@ class StageChoice(NamedTuple):
     """Layers whose experts are on the device at a time, where they are kept elsewhere."""
     by_element: bool = True
     """Updates may take parts of tensors in turn."""
-    overlap: float = ALL
-    """Microbatches whose computing may hide gradients and parameters on their way."""
+    overlap: float = 1.0
+    """Microbatches whose computing may hide gradients and parameters on their way: the last one's
+    backward, and the first one's forward."""
 
     @property
     def keeps_apart(self) -> bool:

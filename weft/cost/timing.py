@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from weft.cost.activations import sends_away, stage_away
-from weft.cost.choice import ALL, Group, StageChoice
+from weft.cost.choice import Group, StageChoice
 from weft.cost.memory import experts_apart, trained_params
 from weft.cost.operators import experts_part
 from weft.cost.rates import CostFunction, compute_seconds
@@ -110,8 +110,7 @@ def stage_times(shape: ModelShape, choice: StageChoice, hardware: Hardware) -> S
     state = _State(shape, choice, hardware, holders)
     if holders.size > 1 and (choice.zero == 3 or state.reduces_each_backward):
         times = state.gathering(times)
-    beside_s = ALL if choice.overlap == ALL else choice.overlap * times.whole_s
-    return times.scaled(choice.passes, state.update_s(beside_s))
+    return times.scaled(choice.passes, state.update_s(choice.overlap * times.whole_s))
 
 
 def _beside_host(
