@@ -64,7 +64,7 @@ def test_no_slower_than_when_each_site_is_written_as_a_node() -> None:
     found, other = search(problem).best, search(problem.on(as_nodes)).best
     assert found.time.step_s <= problem.time(other.plan).step_s * (1 + 1e-9)
     flat = ClusterView((replace(FAR.pools[0], num_nodes=8, network_gbit_s=1 / 8, site=None),))
-    assert search(problem.on(flat)).best.time.step_s > 6 * found.time.step_s
+    assert search(problem.on(flat)).best.time.step_s > 3 * found.time.step_s
 
 
 def test_the_site_that_cannot_hold_the_model_is_named() -> None:

@@ -42,6 +42,11 @@ class Pattern:
         )
 
     @property
+    def together(self) -> int:
+        """Microbatches that are on their way down and back at once, about."""
+        return max(self.num_positions, *self.in_flight, 0)
+
+    @property
     def positions(self) -> list[tuple[int, ...]]:
         """The stages that each position holds."""
         return placed(self.name, self.num_positions, self.num_stages, self.heads)

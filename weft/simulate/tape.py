@@ -219,15 +219,15 @@ def seconds_each(pattern: Pattern, ended: Sequence[float]) -> float:
     rounds of that it grows evenly.
 
     Args:
-        pattern: At least ``FULL_AFTER`` microbatches for each position.
+        pattern: At least ``FULL_AFTER`` microbatches for each that is in flight.
         ended: When each action of its tape has ended.
     """
-    meshes = pattern.num_positions
-    back = [ended[number] for number in tape_of(pattern).first_backs][:-meshes]
+    most = pattern.together
+    back = [ended[number] for number in tape_of(pattern).first_backs][:-most]
     best, unlike = 0.0, float("inf")
-    for together in range(1, meshes + 1):
+    for together in range(1, most + 1):
         each = (back[-1] - back[-1 - together]) / together
-        rounds = (back[-n] - back[-n - together] for n in range(2, meshes + 1))
+        rounds = (back[-n] - back[-n - together] for n in range(2, most + 1))
         off = max((abs(seconds - each * together) for seconds in rounds), default=0.0)
         if off < unlike * (1 - SAME):
             best, unlike = each, off

@@ -52,14 +52,19 @@ class Bounds:
     """Bounds on a step by mesh."""
 
     slopes: list[list[Slope]]
+    least: float
+    """However many layers there are."""
 
     def of(self, mesh: int, layers: int) -> float:
         """Seconds that a step takes at least with so many layers on a mesh."""
-        return max(slope.at(layers) for slope in self.slopes[mesh]) * (1 - _SLACK)
+        every = (slope.at(layers) for slope in self.slopes[mesh])
+        return max(self.least, *every) * (1 - _SLACK)
 
     def most(self, mesh: int, seconds: float) -> int:
         """The most layers of a mesh that the bounds allow; -1 where not even none."""
         within = seconds * (1 + _SLACK)
+        if within < self.least:
+            return -1
         most = min((within - slope.base) / slope.each for slope in self.slopes[mesh])
         return max(floor(min(most, MANY)), -1)
 
@@ -84,6 +89,9 @@ class Flow:
     lasts: Sequence[MeshTimes]
     """For the last microbatch, which may be smaller."""
     borders: Sequence[BorderTimes]
+    carrying: float
+    """Seconds for which what sends longest is busy with a full microbatch; and with the last."""
+    carrying_last: float
     line: Line
     num_layers: int
 
@@ -105,7 +113,7 @@ def bounds_of(flow: Flow, least: Sequence[int]) -> Bounds:
             slopes[p] += _alone(way, p, *both, before)
             if way.through is not None:
                 slopes[p] += _with_others(way, p, both[0], before)
-    return Bounds(slopes)
+    return Bounds(slopes, (many - 1) * flow.carrying + flow.carrying_last)
 
 
 class _Way:
@@ -118,6 +126,8 @@ class _Way:
         schedule = SCHEDULES[flow.line.schedule]
         self.schedule, self.num_meshes = flow.line.schedule, len(lasts)
         chunks, self.splits = schedule.chunks, schedule.splits_backward
+        self.held = flow.line.in_flight or range(self.num_meshes, 0, -1)
+        """Microbatches that each mesh may hold under 1F1B."""
         self.down, self.up = [0.0], [0.0]
         first = flow.lasts if flow.line.samples <= flow.line.micro else flow.meshes
         ways = zip(first, lasts, least, flow.borders, strict=False)
@@ -155,7 +165,7 @@ def _with_others(way: _Way, p: int, mesh: MeshTimes, before: int) -> Iterator[Sl
     Under 1F1B a mesh can do no more than its first few forwards until the first one is back.
     """
     assert way.through is not None, way.schedule
-    waiting = way.num_meshes - 1 - p if way.schedule == "1f1b" else 0
+    waiting = way.held[p] - 1 if way.schedule == "1f1b" else 0
     slope = mesh.whole.times(before).plus(mesh.forward.times(-waiting)).after(way.through)
     if before >= waiting and slope.each > 0:
         yield slope

@@ -113,6 +113,8 @@ class Line:
     samples: int
     apart: Apart = ""
     """The same for all pipelines side by side."""
+    in_flight: tuple[int, ...] = ()
+    """As a planned pipeline has it."""
 
     @property
     def num_meshes(self) -> int:
@@ -242,4 +244,5 @@ def _pipeline(line: Line, problem: Problem, first: int) -> PipelinePlan:
         samples=line.samples,
         microbatch=line.micro,
         schedule=line.schedule,
+        in_flight=line.in_flight,
     )

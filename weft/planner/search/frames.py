@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
+from heapq import nsmallest
 from itertools import pairwise, product
 from math import factorial, inf, prod
 from operator import attrgetter
@@ -25,6 +26,7 @@ from weft.planner.search.choice import (
     near_ranks,
     num_ranks,
 )
+from weft.planner.search.crossings import Crossings
 from weft.planner.search.found import ReasonKind
 from weft.planner.search.meshes import ALL_UP_TO, Meshes, powers
 from weft.schedules.registry import SCHEDULES
@@ -33,7 +35,7 @@ from weft.simulate.play import last_size
 MOST_COMBINATIONS = 1600
 """Of sections of several kinds, for one microbatch."""
 MOST_FRAMES = 2000
-"""Of several kinds, best first."""
+"""Of several kinds, the most promising."""
 MOST_MICROS = 48
 """Sizes of a microbatch that are tried with pipelines through several kinds."""
 UNMADE: dict[ReasonKind, str] = {
@@ -85,11 +87,9 @@ class Frame(NamedTuple):
     def waits(self, samples: int, schedules: Sequence[ScheduleName]) -> float:
         """Part of its time for a microbatch by which each mesh delays all that are further from the
         ends: until the first microbatch is down, and until the last is up."""
-        last = last_size(samples, self.micro)
-        named = [SCHEDULES[name] for name in schedules]
-        whole = self.forward + (1 - self.forward) * last
-        each = ((self.forward if s.splits_backward else whole) / s.chunks for s in named)
-        return min(each, default=whole)
+        whole = self.forward + (1 - self.forward) * last_size(samples, self.micro)
+        split, others = _most_chunks(tuple(schedules))
+        return min(self.forward / split if split else whole, whole / max(others, 1))
 
 
 class Rate(NamedTuple):
@@ -103,7 +103,19 @@ class Rate(NamedTuple):
     """After how long all that there is memory for is done."""
 
 
+class Combined(NamedTuple):
+    """Sections of several kinds, before there is a frame of them."""
+
+    about_s: float
+    """What a sample takes, about, while pipelines fill and empty too."""
+    per_sample_s: float
+    """At least."""
+    micro: int
+    rates: tuple[Rate, ...]
+
+
 _FULL_AFTER = attrgetter("full_s")
+_ABOUT = attrgetter("about_s")
 
 
 class Space:
@@ -113,6 +125,7 @@ class Space:
         """``fewest``: samples for which the bounds have to hold too."""
         self.meshes, self.costs, self.options = meshes, meshes.costs, meshes.costs.options
         self.num_layers, self.samples, self.fewest = meshes.costs.num_layers, samples, fewest
+        self.crossings = Crossings(meshes.costs)
         self.unmade: Counter[ReasonKind] = Counter()
         """Combinations of sections of which no frame was made, by why; see ``UNMADE``."""
         self.rates: Callable[[int, int, int], list[Rate]] = cache(self._rates)
@@ -146,6 +159,10 @@ class Space:
                 self.unmade["bound"] += 1
                 continue
             section = Section(pool, placed.axes, placed.meshes, recompute)
+            carried_s = self.crossings.per_sample_s([section])
+            if carried_s >= per_sample_s:
+                self.unmade["bound"] += 1
+                continue
             if not (self.options.any_shape or self.meshes.allows(section, micro)):
                 self.unmade["shape"] += 1
                 continue
@@ -153,29 +170,28 @@ class Space:
                 self.unmade["memory"] += 1
                 continue
             speeds = ((1 / unit.layer_s, placed.meshes),)
-            frame = self._frame(slowest / micro, micro, (section,), speeds)
+            least_s = max(slowest / micro, carried_s)
+            frame = self._frame(least_s, micro, (section,), speeds)
             yield frame._replace(num_layers=self.num_layers + unit.ends)
 
     def mixed(self, pools: Sequence[int], per_sample_s: float) -> list[Frame]:
         """Pipelines through several kinds, of which the bound is below ``per_sample_s``."""
         keep = round(MOST_COMBINATIONS ** (1 / len(pools)))
-        found: list[Frame] = []
-        for bound, micro in sorted(self._by_bound(pools)):
+        found: list[Combined] = []
+        for bound, micro in self._by_bound(pools):
             number = prod(len(self.meshes.speeds(pool, micro)) for pool in pools)
             if bound >= per_sample_s:
                 self.unmade["bound"] += number
-                continue
-            if len(found) >= MOST_FRAMES:
-                self.unmade["limit"] += number
                 continue
             tops = [self.rates(pool, micro, keep) for pool in pools]
             if all(len(some) < keep for some in tops):
                 number = prod(map(len, tops))
             self.unmade["limit"] += number - prod(map(len, tops))
             found += self._fast(tops, micro, micro * per_sample_s)
-        return found
+        self.unmade["limit"] += max(len(found) - MOST_FRAMES, 0)
+        return [self._through(each) for each in nsmallest(MOST_FRAMES, found, key=_ABOUT)]
 
-    def _fast(self, tops: Sequence[list[Rate]], micro: int, seconds: float) -> Iterator[Frame]:
+    def _fast(self, tops: Sequence[list[Rate]], micro: int, seconds: float) -> Iterator[Combined]:
         """Sections of each kind that together may take less than so long for a microbatch.
 
         Each kind's are in the order of their speed, so that all after one that is too slow are.
@@ -189,7 +205,7 @@ class Space:
             for last in tops[-1][:fast]:
                 slowest = self._slowest((*chosen, last)) if last.section.meshes <= room else inf
                 if slowest < seconds:
-                    yield self._through((*chosen, last), slowest / micro, micro)
+                    yield self._combined((*chosen, last), slowest / micro, micro)
                 elif last.section.meshes > room:
                     self.unmade["shape"] += 1
                 elif slowest == inf:
@@ -235,8 +251,16 @@ class Space:
             left -= rate.most
         return inf
 
-    def _through(self, rates: tuple[Rate, ...], per_sample_s: float, micro: int) -> Frame:
+    def _combined(self, rates: tuple[Rate, ...], per_sample_s: float, micro: int) -> Combined:
+        sections = [rate.section for rate in rates]
+        per_sample_s = max(per_sample_s, self.crossings.per_sample_s(sections))
+        idle = sum(section.meshes for section in sections) - 1
+        about_s = per_sample_s * (1 + idle * micro / self.samples / 2)
+        return Combined(about_s, per_sample_s, micro, rates)
+
+    def _through(self, combined: Combined) -> Frame:
         """Of sections of several kinds."""
+        _, per_sample_s, micro, rates = combined
         each = ((rate.layers_per_s / rate.section.meshes, rate.section.meshes) for rate in rates)
         sections = tuple(rate.section for rate in rates)
         return self._frame(per_sample_s, micro, sections, tuple(sorted(each, reverse=True)))
@@ -332,6 +356,15 @@ class Space:
             return list(range(1, most + 1))
         divisors = [n for n in range(1, most + 1) if self.samples % n == 0]
         return sorted({*powers(most), most - 1, most, divisors[-1]})
+
+
+@lru_cache(maxsize=1 << 8)
+def _most_chunks(schedules: tuple[ScheduleName, ...]) -> tuple[int, int]:
+    """Stages of a mesh at most, of those with backward in halves and of others; 0 of none."""
+    named = [SCHEDULES[name] for name in schedules]
+    every = ([s.chunks for s in named if s.splits_backward == split] for split in (True, False))
+    split, others = (max(each, default=0) for each in every)
+    return split, others
 
 
 @lru_cache(maxsize=1 << 10)

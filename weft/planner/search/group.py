@@ -14,6 +14,7 @@ from weft.cost.times import StageTimes
 from weft.plan.plan import ScheduleName, ZeroLevel
 from weft.planner.search.choice import Apart, Line, Section, Timed
 from weft.planner.search.costs import Held, Rank
+from weft.planner.search.flights import deeper
 from weft.planner.search.found import Pruned
 from weft.planner.search.frames import UNMADE, Frame, Space
 from weft.planner.search.meshes import Meshes
@@ -219,7 +220,8 @@ class Group:
                 yield best
 
     def _best_levels(self, line: Line, limit: float, kept: Kept | None) -> Timed | None:
-        """The best choice of domains, ZeRO levels and layers for an order and a schedule."""
+        """The best choice of domains, ZeRO levels, numbers in flight and layers for an order and a
+        schedule."""
         best: Timed | None = None
         useful = list(self._worth_trying(line, kept))
         if not useful:
@@ -227,11 +229,12 @@ class Group:
         route, pruned = Route(self.costs, line), self.ledger.pruned
         too_long = f"{self.words}, {line.schedule}: at best more than {limit:.4g} s"
         self.ledger.effort += LOOKING * len(useful) * route.num_meshes
-        if too_slow(route, limit):
+        numbers = [n for n in ((), *deeper(route)) if not too_slow(route.with_numbers(n), limit)]
+        if not numbers:
             pruned.add("bound", too_long, len(useful))
             return None
-        for each in useful:
-            route = Route(self.costs, each)
+        for each, held in product(useful, numbers):
+            route = Route(self.costs, replace(each, in_flight=held))
             explored = explore(route, limit if best is None else min(limit, best.seconds))
             self.ledger.count(route, explored.played)
             if explored.best is None:

@@ -1,98 +1,55 @@
 """Seconds that no plan of a search can beat: all chips at their best at once, layers in any parts.
 
-What is left of a plan is what none can do without. Each chip computes, with its layers, a part of
-the model for all samples: at most at the rate of the best mesh that it can be part of, as deep a
-pipeline as that is, whose first microbatch comes down and whose last goes back; and sums what
-others of its mesh have of the same layers. It holds no more layers than it has memory for. Kinds
-of chip that go together send to each other what they cannot do without: all samples, in a pipeline
-through them; or sums of all gradients, in pipelines side by side. Nobody waits for another.
+What is left of a plan is what none can do without. Kinds of chip are arranged in pipelines, side by
+side or alone. Each kind does what ``Kinds`` says. Through a pipeline of several kinds all its
+samples cross from one to another; pipelines side by side divide the samples as they are fast, and
+send each other sums of all gradients, which hide behind one microbatch at most. Nobody waits for
+another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, cached_property
-from itertools import chain, product
+from itertools import chain, combinations
 from math import ceil, inf
-from operator import attrgetter
 from typing import NamedTuple
 
+from weft.cluster.view import ClusterView
 from weft.cost.memory import trained_params
-from weft.cost.sends import border_bytes
-from weft.cost.traffic import Fabric, Far
-from weft.cost.work import Axes, share
-from weft.plan.plan import Recompute
+from weft.cost.traffic import Far
+from weft.models.registry import shape_of
 from weft.planner.problem import Problem
-from weft.planner.search.choice import FEW_TO_CUT, Section, mesh_axes, num_ranks
-from weft.planner.search.costs import Costs, Held, Rank
-from weft.planner.search.frames import Space
-from weft.planner.search.meshes import Meshes, powers
-from weft.schedules.registry import SCHEDULES
+from weft.planner.search.arrangements import Arrangement, partitions
+from weft.planner.search.choice import FEW_TO_CUT, Section, mesh_axes
+from weft.planner.search.costs import Held
+from weft.planner.search.reached import Kinds, most_layers
 
 FEW_UNITED = 16
 """Chips of several kinds that may be one mesh."""
-FINE = 1e-6
-"""Relative, of the answer."""
+MOST_KINDS = 6
+"""Of which all arrangements are bounded; of more kinds as if nothing were sent among them."""
+FINE, COARSE = 1e-6, 1e-4
+"""Relative, of the answer; and of a part of the samples."""
+TINY = 1e-12
 
 
-class Deep(NamedTuple):
-    """Meshes of one kind of chip, one after another: as many samples at a time as chips allow."""
+class Layer(NamedTuple):
+    """Of a kind of chip in one of several pipelines."""
 
-    rate: float
-    """Samples times layers a second, at most."""
-    pool: int
-    inner: Axes
-    meshes: int
-    each: int
-    """Samples of a microbatch on a rank."""
-    recompute: Recompute
-    ways: int = 1
-    """At most: ranks of each mesh that compute other samples."""
+    computing_s: float
+    """A layer of all samples, at its best."""
+    sums_s: float
+    """Its gradients, with those of the other pipelines."""
 
-    @property
-    def unit(self) -> tuple[int, Axes, Recompute, int]:
-        """What a layer's time depends on."""
-        return self.pool, self.inner, self.recompute, self.each
+    def beside(self, part: float, seen: float) -> float:
+        """Seconds at least of a layer of such a part of the samples and its sums.
 
-
-class Reached(NamedTuple):
-    """What the chips of a kind can do."""
-
-    seconds: float
-    """Of a layer of all samples, with what a step does once with it."""
-    most: float
-    """Layers of the model that there is room for."""
-    from_s: float
-    """What crosses from mesh to mesh takes at least as long."""
-    ends_s: float
-    """Of embedding and head of all samples, likewise."""
-
-    def layers(self, seconds: float, *, ends: bool) -> float:
-        """In so long; ``ends``: beside embedding and head, else as if a part of them were some."""
-        if seconds < self.from_s:
-            return 0.0
-        if ends:
-            return min(self.most, (seconds - self.ends_s) / self.seconds)
-        return min(self.most + self.ends_s / self.seconds, seconds / self.seconds)
-
-    def beats(self, other: Reached) -> bool:
-        """Does as many layers in every time, beside embedding and head or not."""
-        return (
-            self.seconds <= other.seconds
-            and self.from_s <= other.from_s
-            and self.ends_s <= other.ends_s
-            and self.most >= other.most
-            and self.layers(inf, ends=False) >= other.layers(inf, ends=False)
-        )
-
-
-class Sent(NamedTuple):
-    """What a kind of chip cannot do without where it is not the only one."""
-
-    from_s: float = 0.0
-    """What crosses to another kind takes at least as long."""
-    beside_s: float = 0.0
-    """Added to what it computes."""
+        Of what takes ``s`` beside ``c`` of computing, at most the part ``1 - seen`` hides, and no
+        more than that part of ``c``: ``c + seen s`` or more, and ``s + seen c``.
+        """
+        computing_s = part * self.computing_s
+        return max(computing_s + seen * self.sums_s, self.sums_s + seen * computing_s)
 
 
 class Relaxed:
@@ -100,123 +57,92 @@ class Relaxed:
     at, with whatever it then refines in them. The fastest may well take longer."""
 
     def __init__(self, problem: Problem) -> None:
-        options = problem.options
-        self.problem, self.samples = problem, problem.workload.samples
-        pools = problem.cluster.pools
+        options, pools = problem.options, problem.cluster.pools
+        self.problem, self.pools, self.samples = problem, pools, problem.workload.samples
         self.many = min(len(pools), options.max_pipelines or len(pools), self.samples)
-        self.alone = Costs(problem, 1)
-        self.beside = Costs(problem, self.many)
-        for costs in (self.alone, self.beside):  # few layers on a mesh may all stay
-            costs.expert_layers = problem.workload.spec.num_layers + 1
-        self.num_layers = self.alone.num_layers
-        fewest = self.samples if self.many == 1 else 1
-        self.meshes = Meshes(self.alone)
-        self.roomy = Space(Meshes(self.beside), self.samples, fewest)
-        named = [SCHEDULES[name] for name in options.schedules]
-        self.chunks = max(each.chunks for each in named)
-        self.splits = any(each.splits_backward for each in named)
-        self.mixed = options.mixed_recompute and "full" in options.recompute
-        unlike = len({pool.chip.name for pool in pools}) > 1 and options.unlike_meshes
-        self.united = unlike and problem.cluster.world_size <= FEW_UNITED
-        """Unlike chips may be one mesh, where state is wherever there is room."""
+        self.unlike = len({pool.chip.name for pool in pools}) > 1 and options.unlike_meshes
+        self.has_experts = shape_of(problem.workload.spec).experts is not None
         elsewhere = {options.param_tiers[0], options.expert_tiers[0]} - {"device"}
-        self.any_room = self.united or bool(elsewhere)
-        """No kind's memory binds: unlike chips are one mesh, or parameters wait on hosts, of which
-        pipelines side by side have none."""
-        self._ends_s: Callable[[int], float] = cache(self._ends_of)
-        self._best_first: Callable[[int], list[Deep]] = cache(self._by_rate)
-        self._reached: Callable[[int], list[Reached]] = cache(self._reached_by)
+        one_mesh = self.has_experts and self.unlike and problem.cluster.world_size <= FEW_UNITED
+        # Parameters that wait on hosts leave room; unlike chips as one mesh have it where they may.
+        self.kinds = Kinds(problem, self.many, any_room=bool(elsewhere) or one_mesh)
+        self.num_layers = self.kinds.num_layers
+        self._through_s: Callable[[tuple[int, ...]], float] = cache(self._through)
+        self._apart_s: Callable[[tuple[int, ...]], float] = cache(self._apart)
 
     def least_s(self, pools: Iterable[int]) -> float:
         """Of a step on chips of these pools, or on part of them."""
-        chosen = list(pools)
-        kinds = {pool: self._reached(pool) for pool in chosen}
-        if self._mixes or len(chosen) == 1:
-            return self._least_s(kinds, dict.fromkeys(chosen, Sent()))
-        alone = (self._least_s({pool: kinds[pool]}, {pool: Sent()}) for pool in chosen)
-        through = {pool: Sent(from_s=self._crossing_kinds_s(pool, chosen)) for pool in chosen}
-        beside = {pool: Sent(beside_s=self._sums_s(pool, chosen)) for pool in chosen}
-        several = [beside] if self.many > 1 else []
-        return min(*alone, *(self._least_s(kinds, sent) for sent in (through, *several)))
+        chosen = tuple(pools)
+        if len(chosen) == 1 or self.has_experts or len(chosen) > MOST_KINDS:
+            return self._late(chosen, self._apart_s(chosen))
+        parts = chain(*(combinations(chosen, n) for n in range(1, len(chosen) + 1)))
+        every = [*parts]
+        least = min([inf, *chain(*map(self._united_s, every))])
+        for arrangement in chain(*map(partitions, every)):
+            if len(arrangement) <= self.many:
+                least = min(least, self.of(arrangement, least))
+        return least
 
-    def _least_s(self, kinds: Mapping[int, Sequence[Reached]], sent: Mapping[int, Sent]) -> float:
-        """Of a step on chips that reach so much, and send so much."""
-        low, high = 0.0, 1.0
-        while not self._done(kinds, sent, high):
-            low, high = high, 2 * high
-            if high == inf:
-                return inf
-        while high - low > FINE * high:
+    def of(self, arrangement: Arrangement, most: float = inf) -> float:
+        """Of a step of pipelines on these pools, which none is in two of; of no more than ``most``
+        interest."""
+        if self.has_experts:  # unlike chips may be in one mesh, which sends otherwise
+            chosen = tuple(chain(*arrangement))
+            return self._late(chosen, self._apart_s(chosen))
+        if len(arrangement) == 1:
+            return self._late(arrangement[0], self._through_s(arrangement[0]))
+        lines = [(group, self._layer_s(group, arrangement)) for group in arrangement]
+
+        def done(seconds: float) -> bool:
+            return sum(self._part(group, each, seconds) for group, each in lines) >= 1
+
+        if most < inf and not done(most):
+            return most
+        return self._late(tuple(chain(*arrangement)), soonest(done))
+
+    def _part(self, group: tuple[int, ...], layers: Sequence[Layer], seconds: float) -> float:
+        """Of all samples, which a pipeline has time for beside its sums, at most."""
+        high, low = min(1.0, seconds / self._through_s(group)), 0.0
+        seen = 1 - self.problem.knowledge.software.data_hidden
+
+        def enough(part: float) -> bool:
+            """All layers of such a part of the samples."""
+            every = (max(each.beside(part, seen), TINY) for each in layers)
+            return sum(seconds / each_s for each_s in every) >= self.num_layers
+
+        if enough(high):
+            return high
+        while high - low > COARSE * high:
             middle = (low + high) / 2
-            low, high = (low, middle) if self._done(kinds, sent, middle) else (middle, high)
+            low, high = (middle, high) if enough(middle) else (low, middle)
+        return high
+
+    def _layer_s(self, group: Sequence[int], arrangement: Arrangement) -> list[Layer]:
+        """Of each kind of a pipeline."""
+        others = [pool for pool in chain(*arrangement) if pool not in group]
+        sums = self._sums_bytes(len(arrangement)) / self.num_layers
+        each = ((pool, self.pools[pool].num_chips * self._way_out(pool, others)) for pool in group)
+        return [
+            Layer(self.samples / max(self._rate(pool), TINY), sums / rate) for pool, rate in each
+        ]
+
+    def _late(self, pools: Sequence[int], seconds: float) -> float:
+        """With what a step takes besides: the last of so many chips is late."""
         known = self.problem.knowledge
-        return known.stretch(self._fewest(kinds, low)) * (low + known.software.step_s)
+        if seconds == inf:
+            return inf
+        return known.stretch(self._fewest(pools, seconds)) * (seconds + known.software.step_s)
 
-    def _crossing_kinds_s(self, pool: int, pools: Sequence[int]) -> float:
-        """Of one pipeline through several kinds: what the border to another one carries one way,
-        where all chips of both have a part in it."""
-        if self.problem.options.border:
-            return 0.0
-        return min(self._between_s(pool, other) for other in pools if other != pool)
+    def _through(self, pools: tuple[int, ...]) -> float:
+        """Seconds of a pipeline through all of these kinds."""
+        from_s = max((self._crossing_s(pool, pools) for pool in pools), default=0.0)
+        return max(self._apart_s(pools), from_s)
 
-    def _between_s(self, pool: int, other: int) -> float:
-        one, two = (self.alone.pools[number] for number in (pool, other))
-        if one.site != two.site:
-            return Far.between(one.site, two.site).seconds(self._whole_bytes)
-        fabrics = self._fabric(pool), self._fabric(other)
-        near = bool(one.node) and one.node == two.node
-        rates = (each.inside_bytes_s if near else each.across_bytes_s for each in fabrics)
-        return self._whole_bytes / min(one.num_chips, two.num_chips) / min(rates)
+    def _apart(self, pools: tuple[int, ...]) -> float:
+        """Likewise, as if kinds sent each other nothing."""
+        return soonest(lambda seconds: self._done(pools, seconds))
 
-    def _sums_s(self, pool: int, pools: Sequence[int]) -> float:
-        """Of several pipelines: what nothing hides of sums of gradients among them.
-
-        Each pipeline has all parameters, so that one of its ranks at least has as many as a mean
-        one. Whichever ranks are domains, of a gradient that two ranks or more of other nodes have a
-        part leaves each: with n of them twice ``(n - 1) / n`` of what the rank's like divide, which
-        are no more than its mesh has. The largest pipeline has all kinds but one.
-        """
-        software = self.problem.knowledge.software
-        rate = {n: self.alone.pools[n].num_chips * self._fabric(n).across_bytes_s for n in pools}
-        fewer = min(each for number, each in rate.items() if number != pool)
-        most = sum(rate.values()) - (0.0 if self._may_cut else fewer)
-        return (1 - software.data_hidden) * software.grad_bytes * self._trained / most
-
-    @cached_property
-    def _mixes(self) -> bool:
-        """Unlike chips may be in one mesh, which sends otherwise."""
-        few = self._fewest_together <= FEW_UNITED
-        return self.alone.shape.experts is not None or (few and self.problem.options.unlike_meshes)
-
-    @cached_property
-    def _may_cut(self) -> bool:
-        """Parts of one kind of chip may be in several pipelines."""
-        return self._fewest_together <= FEW_TO_CUT
-
-    @cached_property
-    def _fewest_together(self) -> int:
-        """Chips of two kinds."""
-        return sum(sorted(pool.num_chips for pool in self.alone.pools)[:2])
-
-    @cached_property
-    def _trained(self) -> float:
-        """Parameters of the model outside experts."""
-        section = Section(0, mesh_axes(1, ()), 1)
-        whole = Held(self.num_layers, True, True).of(self.alone.choice(section, 1))
-        return trained_params(self.alone.shape, whole)[0]
-
-    @cached_property
-    def _whole_bytes(self) -> float:
-        """That go over a border one way, of all samples."""
-        work = self.problem.workload
-        return border_bytes(work.precision, self.samples, work.seq_len, self.alone.shape.d_model)
-
-    def _fabric(self, pool: int) -> Fabric:
-        return self.alone.hardware(pool, self.alone.pools[pool].chips_per_node).fabric
-
-    def _done(
-        self, kinds: Mapping[int, Sequence[Reached]], sent: Mapping[int, Sent], seconds: float
-    ) -> bool:
+    def _done(self, pools: Sequence[int], seconds: float) -> bool:
         """All layers of all samples, in so long, with embedding and head on whichever kind has most
         time for them.
 
@@ -224,171 +150,111 @@ class Relaxed:
         does what ``layers`` says; all kinds then do those of the model, and at least as many more
         as the ends are where they are fewest.
         """
-        likes = {pool: self._most_beside(pool, sent[pool], seconds) for pool in kinds}
-        each = {
-            pool: min(most_layers(kind, seconds, ends=False), likes[pool])
-            for pool, kind in kinds.items()
-        }
+        reached = {pool: self.kinds.reached(pool) for pool in pools}
+        each = {pool: most_layers(kind, seconds, ends=False) for pool, kind in reached.items()}
         total = sum(each.values())
         most = max(
-            total - each[pool] + min(most_layers(kind, seconds, ends=True), likes[pool])
-            for pool, kind in kinds.items()
+            total - each[pool] + most_layers(kind, seconds, ends=True)
+            for pool, kind in reached.items()
         )
         return most >= self.num_layers
 
-    def _most_beside(self, pool: int, sent: Sent, seconds: float) -> float:
-        """Layers of all samples that a kind has time for, beside what it sends to others."""
-        if seconds < sent.from_s or not self._best_first(pool):
-            return 0.0
-        if not sent.beside_s:
-            return inf
-        each_s = self.samples / self._best_first(pool)[0].rate
-        return max(seconds - sent.beside_s, 0.0) / each_s
+    def _rate(self, pool: int) -> float:
+        """Samples times layers a second."""
+        best = self.kinds.best_first(pool)
+        return best[0].rate if best else 0.0
 
-    def _fewest(self, kinds: Mapping[int, Sequence[Reached]], seconds: float) -> int:
+    def _crossing_s(self, pool: int, pools: Sequence[int]) -> float:
+        """Of one pipeline through several kinds: what the border to another one carries one way,
+        where all chips of both have a part in it."""
+        if self.problem.options.border or len(pools) == 1:
+            return 0.0
+        return min(self._between_s(pool, other) for other in pools if other != pool)
+
+    def _between_s(self, pool: int, other: int) -> float:
+        one, two = self.pools[pool], self.pools[other]
+        if one.site != two.site:
+            return Far.between(one.site, two.site).seconds(self.kinds.whole_bytes)
+        fabrics = self.kinds.fabric(pool), self.kinds.fabric(other)
+        near = bool(one.node) and one.node == two.node
+        rates = (each.inside_bytes_s if near else each.across_bytes_s for each in fabrics)
+        return self.kinds.whole_bytes / min(one.num_chips, two.num_chips) / min(rates)
+
+    def _sums_bytes(self, many: int) -> float:
+        """Of sums of gradients that each of so many pipelines sends the others, hidden or not.
+
+        Whichever ranks are domains, of a gradient of which n pipelines have a part ``(n - 1) / n``
+        leaves each, and then as much of another sum, or of the parameter.
+        """
+        software = self.problem.knowledge.software
+        twice = 1 + min(1.0, software.weight_bytes / software.grad_bytes)
+        return twice * (many - 1) / many * self._grad_bytes
+
+    def _way_out(self, pool: int, others: Iterable[int]) -> float:
+        """Bytes a second from one chip of a kind to chips of others."""
+        fabric, node = self.kinds.fabric(pool), self.pools[pool].node
+        near = bool(node) and any(self.pools[other].node == node for other in others)
+        return max(fabric.across_bytes_s, fabric.inside_bytes_s * near)
+
+    def _united_s(self, pools: tuple[int, ...]) -> Iterator[float]:
+        """Of meshes of unlike chips, where these may be one; and where some may be cut."""
+        chips = sum(self.pools[pool].num_chips for pool in pools)
+        if len(pools) > 1 and chips <= FEW_TO_CUT:
+            yield self._late(pools, self._apart_s(pools))
+        if self.unlike and len(pools) > 1 and chips <= FEW_UNITED:
+            yield self._one_mesh(pools)
+
+    def per_sample_s(self, pools: tuple[int, ...]) -> float:
+        """Of one of several pipelines, through these."""
+        return 0.0 if self.has_experts else self._through_s(pools) / self.samples
+
+    def of_one_mesh(self, part: ClusterView) -> float:
+        """Of a step of one mesh of all chips of these pools."""
+        if self.has_experts:
+            return 0.0
+        return self._one_mesh(tuple(self.pools.index(pool) for pool in part.pools))
+
+    def _one_mesh(self, pools: tuple[int, ...]) -> float:
+        chips = sum(self.pools[pool].num_chips for pool in pools)
+        seen = 1 - self.problem.knowledge.software.data_hidden
+        rate = sum(self.kinds.samples_a_second(pool) for pool in pools)
+        computing = self.samples / rate if rate else inf
+        slowest = min(self._way_out(p, [o for o in pools if o != p]) for p in pools)
+        # A rank sends what others keep of its gradients, or takes in theirs of what it keeps.
+        sums_s = (chips - 1) / chips * self._grad_bytes / slowest
+        return self._late(pools, max(computing + seen * sums_s, sums_s + seen * computing))
+
+    def _fewest(self, pools: Sequence[int], seconds: float) -> int:
         """Chips that could do the layers in that time, the fastest first."""
         number, left = 0.0, float(self.num_layers)
-        numbers = {pool: self.alone.pools[pool].num_chips for pool in kinds}
-        each = [
-            (most_layers(kind, seconds, ends=False) / numbers[pool], numbers[pool])
-            for pool, kind in kinds.items()
-        ]
-        for layers, chips in sorted(each, reverse=True):
-            if layers <= 0 or left <= 0:
+        numbers = [self.pools[pool].num_chips for pool in pools]
+        layers = [seconds * self._rate(pool) / self.samples for pool in pools]
+        each = [(most / chips, chips) for most, chips in zip(layers, numbers, strict=True)]
+        for most, chips in sorted(each, reverse=True):
+            if most <= 0 or left <= 0:
                 break
-            used = min(chips, left / layers)
-            number, left = number + used, left - used * layers
+            used = min(chips, left / most)
+            number, left = number + used, left - used * most
         return max(1, ceil(number - FINE))
 
-    def _reached_by(self, pool: int) -> list[Reached]:
-        """None that another beats."""
-        best: list[Reached] = []
-        for reached in sorted(self._tried(pool)):
-            if not any(other.beats(reached) for other in best):
-                best.append(reached)
-        return best
-
-    def _tried(self, pool: int) -> list[Reached]:
-        """All but those that are slower than enough; those of fewer samples at a time once much is
-        ruled out."""
-        found: list[Reached] = []
-        enough, deeps = inf, self._best_first(pool)
-        most = ((deep, range(deep.ways, deep.ways - 1, -1)) for deep in deeps)
-        fewer = ((deep, range(deep.ways - 1, 0, -1)) for deep in deeps)
-        for deep, numbers in chain(most, fewer):
-            for ways in numbers:
-                if self.samples / self._rate(deep, ways) >= enough:
-                    break
-                found.append(self._with(deep, ways))
-                enough = min(enough, self._enough(found[-1], pool))
-        return found
-
-    def _enough(self, reached: Reached, pool: int) -> float:
-        """Seconds of a layer with which no other does more in any time that a step may take.
-
-        Where there is room for everything and what crosses never holds it up, its layers, ``(t -
-        ends) / seconds``, grow the faster with time: they are more at all times if they are at the
-        soonest end.
-        """
-        soonest = self._soonest_s
-        if reached.most < self.num_layers or max(reached.from_s, reached.ends_s) >= soonest:
-            return inf
-        return reached.seconds * (soonest - self._ends_s(pool)) / (soonest - reached.ends_s)
-
     @cached_property
-    def _soonest_s(self) -> float:
-        """Seconds of all layers, with every chip at its best rate."""
-        pools = range(len(self.alone.pools))
-        rates = [self._best_first(pool)[0].rate for pool in pools if self._best_first(pool)]
-        return self.samples * self.num_layers / sum(rates) if rates else inf
-
-    def _by_rate(self, pool: int) -> list[Deep]:
-        """The highest first."""
-        return sorted(self._deep(pool), key=attrgetter("rate"), reverse=True)
-
-    def _deep(self, pool: int) -> Iterator[Deep]:
-        """Every depth and way to divide layers, with samples on as many ranks as there are."""
-        options, chips = self.problem.options, self.alone.pools[pool].num_chips
-        each = options.micros or powers(self.samples)
-        for inner, b, recompute in product(self.meshes.inner(pool), each, options.recompute):
-            group, samples = num_ranks(inner), b * share(inner, "samples")
-            for many in self.meshes.counts(chips // group):
-                ways = min(chips // (group * many), self.samples // samples)
-                if ways:
-                    deep = Deep(0.0, pool, inner, many, b, recompute, ways)
-                    yield deep._replace(rate=self._rate(deep, ways))
-
-    def _rate(self, deep: Deep, ways: int) -> float:
-        return self._together(deep, ways) / self.meshes.unit(*deep.unit).layer_s
-
-    def _together(self, deep: Deep, ways: int) -> float:
-        """Samples that the meshes compute at a time, in the mean over a step.
-
-        Mesh k of p has ``w_k`` to do for a microbatch and waits until the first is there, and what
-        follows of the last: ``n w_k + part * (w_0 + ... + w_{k-1}) <= T`` for n microbatches. So
-        ``w_k <= T / n * (1 - part / n) ^ k``, and all together do the sum of that.
-        """
-        micro = deep.each * share(deep.inner, "samples") * ways
-        many = self.samples / micro
-        part = self._part(deep)
-        return micro * many / part * (1 - (1 - part / many) ** deep.meshes)
-
-    def _part(self, deep: Deep) -> float:
-        """Of a layer's time, what is on the way down to a mesh behind it, or back up."""
-        if not self.splits:
-            return 1 / self.chunks
-        return self.meshes.unit(*deep.unit).forward / self.chunks
-
-    def _with(self, deep: Deep, ways: int) -> Reached:
-        section = Section(deep.pool, mesh_axes(ways, deep.inner), deep.meshes, deep.recompute)
-        micro = deep.each * section.ways
-        roomy = "full" if self.mixed else deep.recompute
-        most = self.roomy.most(section._replace(recompute=roomy), deep.each, micro)
-        times = self.samples / self._together(deep, ways)
-        kept = list(self._of_a_layer(section, deep.each))
-        return Reached(
-            seconds=min(times * layer_s + once_s / deep.meshes for layer_s, once_s, _ in kept),
-            most=inf if self.any_room else max(most, 0.0),
-            from_s=self._crossing_s(section),
-            ends_s=self._ends_s(deep.pool) + min(once_s for *_, once_s in kept) / deep.meshes,
-        )
-
-    def _ends_of(self, pool: int) -> float:
-        """Seconds of embedding and head of all samples, with all chips at it."""
-        each = []
-        for deep in self._best_first(pool):
-            unit, inner = self.meshes.unit(*deep.unit), deep.inner
-            samples = deep.each * share(inner, "samples") / num_ranks(inner)
-            each.append((unit.embed_s + unit.head_s) / samples)
-        return min(each, default=0.0) * self.samples / self.alone.pools[pool].num_chips
-
-    def _of_a_layer(self, section: Section, each: int) -> Iterator[tuple[float, float, float]]:
-        """Seconds for a microbatch, and once a step, at each level of ZeRO; and once a step of
-        embedding and head."""
-        pool, layers = section.pool, self.num_layers
-        per_node = self.alone.pools[pool].chips_per_node
-        step_s = self.problem.knowledge.software.step_s
-        for (one,) in self.alone.apart((section,)).values():
-            for level in self.alone.zero_levels(one):
-                choice = self.alone.choice(one._replace(zero=level), each)
-                rank = Rank(pool, per_node, choice)
-                inside, whole = (
-                    self.alone.times(rank, Held(layers, ends, ends)) for ends in (False, True)
-                )
-                once_s = max(inside.update_s - step_s, 0.0)
-                ends_s = max(whole.update_s - inside.update_s, 0.0)
-                yield inside.whole_s / layers, once_s / layers, ends_s
-
-    def _crossing_s(self, section: Section) -> float:
-        """What a border between nodes carries one way, where there has to be one."""
-        pool = self.alone.pools[section.pool]
-        inside = section.num_chips <= pool.chips_per_node or section.meshes == 1
-        if inside or self.problem.options.border:
-            return 0.0
-        rate = self._fabric(section.pool).across_bytes_s
-        return self._whole_bytes / num_ranks(section.axes) / rate
+    def _grad_bytes(self) -> float:
+        """Of gradients of all layers."""
+        costs = self.kinds.costs
+        layers = Held(self.num_layers, False, False)
+        choice = layers.of(costs.choice(Section(0, mesh_axes(1, ()), 1), 1))
+        software = self.problem.knowledge.software
+        return software.grad_bytes * trained_params(costs.shape, choice)[0]
 
 
-def most_layers(kind: Sequence[Reached], seconds: float, *, ends: bool) -> float:
-    """Of a model that chips of a kind can do in so long."""
-    return max((each.layers(seconds, ends=ends) for each in kind), default=0.0)
+def soonest(done: Callable[[float], bool]) -> float:
+    """The least time in which something is done that more time never undoes; no end where none."""
+    low, high = 0.0, 1.0
+    while not done(high):
+        low, high = high, 2 * high
+        if high == inf:
+            return inf
+    while high - low > FINE * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if done(middle) else (middle, high)
+    return low

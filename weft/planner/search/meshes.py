@@ -56,7 +56,9 @@ class Unit(NamedTuple):
 class Meshes:
     """Of a search; what is asked often with the same is kept."""
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, costs: Costs, alike: Meshes | None = None) -> None:
+        """``alike``: of the same problem, with another number of pipelines side by side: what these
+        do not change is asked there."""
         self.costs, self.options, self.num_layers = costs, costs.options, costs.num_layers
         self._dims = dims_of_model(costs.workload.spec)
         self.runs: Callable[[Axes], bool] = cache(self._has_a_way)
@@ -69,6 +71,10 @@ class Meshes:
         self.activations = cache(self._activations_of)
         self.state = cache(self._state_of)
         self.counts: Callable[[int], list[int]] = cache(self._counts_up_to)
+        if alike is not None:
+            self.runs, self.allowed_inner, self.inner = alike.runs, alike.allowed_inner, alike.inner
+            self.speeds, self.unit, self.activations = alike.speeds, alike.unit, alike.activations
+            self.counts = alike.counts
 
     def _speeds(self, pool: int, micro: int) -> list[tuple[float, Section]]:
         """Layers a second, if there were memory for them and each mesh worked on a microbatch of

@@ -41,6 +41,11 @@ class Route:
     line: Line
     """Its layers are not looked at."""
 
+    def with_numbers(self, in_flight: tuple[int, ...]) -> Route:
+        """With so many microbatches in flight."""
+        same = in_flight == self.line.in_flight
+        return self if same else Route(self.costs, replace(self.line, in_flight=in_flight))
+
     @cached_property
     def num_meshes(self) -> int:
         return self.line.num_meshes
@@ -50,7 +55,8 @@ class Route:
         """Of its schedule."""
         line = self.line
         num_stages = SCHEDULES[line.schedule].chunks * self.num_meshes
-        return Pattern(line.schedule, self.num_meshes, num_stages, -(-line.samples // line.micro))
+        many = -(-line.samples // line.micro)
+        return Pattern(line.schedule, self.num_meshes, num_stages, many, line.in_flight)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -169,7 +175,7 @@ class Route:
         """What is played to time a step: all of it, or what shows how a long one grows."""
         many, meshes = self.pattern.num_microbatches, self.num_meshes
         repeats = self.line.schedule in REPEATING
-        full = (repeats + FULL_AFTER) * meshes
+        full = (repeats + FULL_AFTER) * self.pattern.together
         full += many % meshes if self.line.schedule == "interleaved" else 0
         if many <= full or self._actions(many) <= PLAYED_WHOLE:
             return (self.pattern,)
@@ -196,8 +202,7 @@ class Route:
         busy = max(
             sum(times[s].of("F") + times[s].of("B") for s in held) for held in self.positions
         )
-        carrying = max((border.transfer_s for border in self.borders), default=0.0)
-        return end + more * max(each, busy, carrying)
+        return end + more * max(each, busy, self._carrying(1.0))
 
     def bytes(self, mesh: int, layers: int) -> float:
         """Memory of one rank of a mesh that holds so many layers; without end where its host has
@@ -271,9 +276,30 @@ class Route:
             if last == micro
             else [times(*each) for each in zip(small, self.ends, strict=True)],
             borders=self.borders,
+            carrying=self._carrying(1.0),
+            carrying_last=self._carrying(last / micro),
             line=self.line,
             num_layers=self.costs.num_layers,
         )
+
+    @property
+    def cycle_s(self) -> float:
+        """About what a microbatch more takes at least: all meshes at work, or a border."""
+        rates = (1 / mesh.whole.each for mesh in self.flow.meshes)
+        return max(self.costs.num_layers / sum(rates), self.flow.carrying)
+
+    def _carrying(self, size: float) -> float:
+        """Seconds for which what sends longest is busy with a microbatch of such a part: a way
+        over a border, or a mesh's port where that is all that leaves it by."""
+        mesh_of = {stage: mesh for mesh, held in enumerate(self.positions) for stage in held}
+        ports, most = [0.0] * self.num_meshes, 0.0
+        for stage, border in enumerate(self.borders):
+            seconds = border.of_sizes(size)[1]
+            most = max(most, seconds)
+            if border.is_shared:
+                ports[mesh_of[stage]] += seconds
+                ports[mesh_of[stage + 1]] += seconds
+        return max(most, *ports)
 
     @cached_property
     def once(self) -> float:

@@ -12,18 +12,17 @@ from math import inf
 from time import perf_counter
 
 from weft.cluster.cluster import HOST
-from weft.cluster.view import ChipPool, ClusterView, count_by_level
-from weft.memory.tiers import USUAL
+from weft.cluster.view import ClusterView, count_by_level
 from weft.planner.fit import shortages
 from weft.planner.naming import name_of
 from weft.planner.problem import Options, Problem
 from weft.planner.renumber import ordered
 from weft.planner.runnable import why_never_run
 from weft.planner.search.again import MODES_APART
+from weft.planner.search.arrangements import Arrangement, arrangements, cut_in_two
 from weft.planner.search.by_experts import by_experts
 from weft.planner.search.by_heads import by_heads
 from weft.planner.search.choice import (
-    FEW_TO_CUT,
     Apart,
     Line,
     Timed,
@@ -40,7 +39,7 @@ from weft.planner.search.meshes import Meshes
 from weft.planner.search.nearer import nearer
 from weft.planner.search.no_plan import leanest, no_plan
 from weft.planner.search.refined import BEST_FEW, refined
-from weft.planner.search.sharing import shared
+from weft.planner.search.sharing import Beside, shared
 from weft.planner.search.united import united, with_united
 from weft.planner.search.unlike_experts import unlike_experts, with_unlike_experts
 from weft.schedules.registry import SCHEDULES
@@ -55,9 +54,6 @@ MADE_BETWEEN = 200_000
 
 Progress = Callable[[int, float], None]
 """Told now and then how many candidates are done, and the best step so far, in seconds."""
-
-Arrangement = tuple[tuple[int, ...], ...]
-"""Groups of pools; each is a pipeline."""
 
 
 def search(problem: Problem, *, progress: Progress | None = None) -> Found:
@@ -97,7 +93,8 @@ def _seldom_collected() -> Iterator[None]:
 def _searched(problem: Problem, progress: Progress | None) -> Found:
     """With experts in the first tier that may be."""
     begin, options = perf_counter(), problem.options
-    run = SearchRun(problem, Relaxed(problem))
+    relaxed = Relaxed(problem)
+    run = SearchRun(problem, relaxed)
     run.look_everywhere(progress)
     lists = run.lists()
     if lists and options.mixed_recompute and run.lacks_memory:
@@ -116,7 +113,7 @@ def _searched(problem: Problem, progress: Progress | None) -> Found:
     every = [with_best_domains(few, problem) for few in candidates]
     fastest = refined(every, problem)
     if options.unlike_meshes and run.lacks_memory:
-        fastest = with_united(fastest, problem)
+        fastest = with_united(fastest, problem, relaxed.of_one_mesh)
     fastest = with_unlike_experts(fastest, problem)
     return run.found(fastest, begin)
 
@@ -204,72 +201,6 @@ def any_fit(problem: Problem) -> Candidate | None:
     return None
 
 
-def arrangements(num_pools: int, options: Options) -> Iterator[Arrangement]:
-    """Which pools are used, and which go together; each alone first, then side by side."""
-    every = []
-    for number in range(1, num_pools + 1):
-        for pools in combinations(range(num_pools), number):
-            if options.leave_idle or number == num_pools:
-                every += list(_partitions(pools))
-    yield from sorted(every, key=lambda groups: max(map(len, groups)))
-
-
-def _partitions(pools: Sequence[int]) -> Iterator[Arrangement]:
-    if not pools:
-        yield ()
-        return
-    first, rest = pools[0], pools[1:]
-    for number in range(len(rest) + 1):
-        for others in combinations(rest, number):
-            left = [pool for pool in rest if pool not in others]
-            for groups in _partitions(left):
-                yield ((first, *others), *groups)
-
-
-def cut_in_two(cluster: ClusterView) -> Iterator[tuple[ClusterView, int]]:
-    """The cluster, or its largest parts of few chips, with a pool in two, each way, and the number
-    of the first half: for pipelines side by side on one kind of chip, or a kind at both ends of
-    one.
-
-    None of one kind of chip, or where all parts are large.
-    """
-    for part in _small_parts(cluster):
-        for number, pool in enumerate(part):
-            for halves in _halves(pool, f"cut {number}"):
-                yield ClusterView((*part[:number], *halves, *part[number + 1 :])), number
-
-
-def _small_parts(cluster: ClusterView) -> list[tuple[ChipPool, ...]]:
-    """Several pools of few chips together, and none that others have in them."""
-    found: list[tuple[int, ...]] = []
-    pools = cluster.pools
-    for number in range(len(pools), 1, -1):
-        for some in combinations(range(len(pools)), number):
-            few = sum(pools[pool].num_chips for pool in some) <= FEW_TO_CUT
-            if few and not any({*some} <= {*other} for other in found):
-                found.append(some)
-    return [tuple(pools[pool] for pool in some) for some in found]
-
-
-def _halves(pool: ChipPool, name: str) -> Iterator[tuple[ChipPool, ChipPool]]:
-    """Whole nodes; or chips, where there is one."""
-    if pool.num_nodes > 1:
-        for nodes in range(1, pool.num_nodes // 2 + 1):
-            rest = pool.num_nodes - nodes
-            yield replace(pool, num_nodes=nodes), replace(pool, num_nodes=rest)
-        return
-    for chips in range(1, pool.chips_per_node // 2 + 1):
-        part = replace(pool, node=pool.node or name)
-        yield _chips_of(part, chips), _chips_of(part, pool.chips_per_node - chips)
-
-
-def _chips_of(pool: ChipPool, chips: int) -> ChipPool:
-    """Some of a node's, with their part of its memory and of its disk."""
-    part, disk_gb_s = chips / pool.chips_per_node, pool.disk_gb_s or USUAL.disk / 1e9
-    host_gib = None if pool.host_gib is None else part * pool.host_gib
-    return replace(pool, chips_per_node=chips, host_gib=host_gib, disk_gb_s=part * disk_gb_s)
-
-
 @dataclass(frozen=True, slots=True)
 class Lines:
     """Pipelines side by side, all decided."""
@@ -303,7 +234,8 @@ class SearchRun:
         self._known_costs: Callable[..., Costs] | None = None
         """Of the same chips, where only what is computed again was asked otherwise."""
         self._costs = cache(self._costs_of)
-        self._meshes = cache(lambda *kind: Meshes(self._costs(*kind)))
+        self._alike: Meshes | None = None
+        self._meshes = cache(self._meshes_of)
         self._group = cache(lambda pools, *kind: Group(self._meshes(*kind), pools, self.ledger))
         self._found: list[Lines] = []
 
@@ -313,6 +245,11 @@ class SearchRun:
         if self._known_costs is None:
             return Costs(problem, many, sites)
         return self._known_costs(domains, many, sites).asked(problem)
+
+    def _meshes_of(self, domains: bool, many: int, sites: tuple[int, ...]) -> Meshes:
+        found = Meshes(self._costs(domains, many, sites), self._alike)
+        self._alike = self._alike or found
+        return found
 
     @property
     def lacks_memory(self) -> bool:
@@ -397,10 +334,10 @@ class SearchRun:
                 self._side_by_side(groups, kept)
 
     def _cannot_win(self, arrangement: Arrangement) -> bool:
-        """No plan on its chips is faster than what is known, however they go together."""
+        """No plan of it is faster than what is known."""
         if self.relaxed is None:
             return False
-        least_s = self.relaxed.least_s(chain(*arrangement))
+        least_s = self.relaxed.of(arrangement)
         if least_s < self.cutoff:
             return False
         names = " + ".join(self.cluster.pools[pool].chip.name for pool in chain(*arrangement))
@@ -493,11 +430,13 @@ class SearchRun:
         self.cutoff = min(self.cutoff, seconds)
 
     def _side_by_side(self, groups: Sequence[Group], kept: Kept) -> None:
-        cutoff = self.cutoff * (1 if kept.apart else WORTH_SHOWING)
-        worth = cutoff if self.cluster.world_size > FEW_TO_BALANCE else inf
-        weights = [self._speed(group.pools) for group in groups]
-        both = cutoff, worth
-        for timed in shared(groups, self.samples, kept, weights=weights, cutoffs=both):
+        times = 1 if kept.apart else WORTH_SHOWING
+        worth = times * self.cutoff if self.cluster.world_size > FEW_TO_BALANCE else inf
+        least = self.relaxed.per_sample_s if self.relaxed else lambda _: 0.0
+        pools = [group.pools for group in groups]
+        weights, least_s = [*map(self._speed, pools)], [*map(least, pools)]
+        beside = Beside(groups, weights, least_s, kept)
+        for timed in shared(beside, self.samples, lambda: times * self.cutoff, worth):
             self._add(timed)
 
     def _speed(self, pools: Sequence[int]) -> int:

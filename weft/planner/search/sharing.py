@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import combinations, pairwise
 from math import comb, inf
+from typing import NamedTuple
 
 from weft.plan.tiling import split_by_weight
 from weft.planner.search.choice import Timed
@@ -18,47 +19,75 @@ FEW_SHARES = 40
 """Ways to divide the samples among pipelines up to which all are tried."""
 
 
+class Beside(NamedTuple):
+    """Pipelines through these, side by side."""
+
+    groups: Sequence[Group]
+    weights: Sequence[int]
+    """About how fast each is."""
+    per_sample_s: Sequence[float]
+    """Of each, at least."""
+    kept: Kept
+
+
 def shared(
-    groups: Sequence[Group],
-    samples: int,
-    kept: Kept,
-    *,
-    weights: Sequence[int],
-    cutoffs: tuple[float, float],
+    beside: Beside, samples: int, enough: Callable[[], float], worth: float
 ) -> Iterator[list[Timed]]:
     """Pipelines for all samples of a step: by speed, then until none would give a sample to
     another; if there are few ways to share, all of them.
 
     Args:
-        weights: About how fast each group is.
-        cutoffs: Seconds up to which a pipeline is looked for, and a share better than a first one.
+        enough: Seconds up to which a pipeline is looked for, as much as is known by then.
+        worth: And a share better than a first one.
     """
-    enough, worth = cutoffs
-
-    @cache
-    def best(number: int, share: int) -> Timed | None:
-        return groups[number].best(share, enough, kept)
-
-    tried: dict[tuple[int, ...], list[Timed]] = {}
-
-    def attempt(shares: Sequence[int]) -> list[Timed]:
-        found = _all([best(number, share) for number, share in enumerate(shares)])
-        return tried.setdefault(tuple(shares), found)
-
-    shares = by_speed(samples, weights)
-    while tuple(shares) not in tried and len(tried) < MOST_ROUNDS:
-        timed = attempt(shares)
+    trial = _Trial(beside, enough)
+    shares = by_speed(samples, beside.weights)
+    while tuple(shares) not in trial.tried and len(trial.tried) < MOST_ROUNDS:
+        timed = trial.of(shares)
         if timed:
             yield timed
         if _longest(timed) >= worth:
             break
         shares = balanced(timed)
-        if even := evened(groups, timed, shares):
+        if even := evened(beside.groups, timed, shares):
             yield even
         shares = [each.line.samples for each in even] or shares
-    few = comb(samples - 1, len(groups) - 1) <= FEW_SHARES
-    left = every_share(samples, len(groups)) if few else ()
-    yield from filter(None, (attempt(each) for each in left if each not in tried))
+    if comb(samples - 1, len(beside.groups) - 1) <= FEW_SHARES:
+        yield from trial.faster(samples)
+
+
+class _Trial:
+    """Shares that were tried, each once."""
+
+    def __init__(self, beside: Beside, enough: Callable[[], float]) -> None:
+        self.beside, self.enough = beside, enough
+        self.tried: dict[tuple[int, ...], list[Timed]] = {}
+        self._best = cache(self._best_of)
+
+    def _best_of(self, number: int, share: int) -> Timed | None:
+        return self.beside.groups[number].best(share, self.enough(), self.beside.kept)
+
+    def of(self, shares: Sequence[int]) -> list[Timed]:
+        """The fastest pipelines with these; none where one has none."""
+        found = _all([self._best(*each) for each in enumerate(shares)])
+        return self.tried.setdefault(tuple(shares), found)
+
+    def faster(self, samples: int) -> Iterator[list[Timed]]:
+        """Of all other shares, what is faster than is enough."""
+        per_sample_s = self.beside.per_sample_s
+        for shares in every_share(samples, len(per_sample_s)):
+            most = self.enough()
+            least = max(s * n for s, n in zip(per_sample_s, shares, strict=True))
+            if shares in self.tried or least >= most:
+                continue
+            found = list[Timed]()
+            for number, share in enumerate(shares):
+                timed = self._best(number, share)
+                if timed is None or timed.seconds >= most:
+                    break
+                found.append(timed)
+            else:
+                yield found
 
 
 def by_speed(total: int, weights: Sequence[int]) -> list[int]:

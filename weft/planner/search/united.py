@@ -7,10 +7,10 @@ computes with; then state goes where it is updated fastest, as far as there is r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import combinations, product
-from math import floor
+from math import floor, inf
 from typing import NamedTuple
 
 from weft.cluster.view import ClusterView
@@ -33,17 +33,29 @@ PARTS = 1000
 """Into which state is divided."""
 
 
-def united(problem: Problem) -> Candidate | None:
-    """The fastest plan of one mesh of unlike chips that fits; None where there is none."""
-    found = [
-        best for part in unlike_groups(problem) if (best := _best(problem.on(part))) is not None
-    ]
-    return min(found, key=lambda candidate: candidate.time.step_s, default=None)
+def united(
+    problem: Problem, least_s: Callable[[ClusterView], float] | None = None, below: float = inf
+) -> Candidate | None:
+    """The fastest plan of one mesh of unlike chips that fits; None where there is none.
+
+    Args:
+        least_s: What such a mesh takes at least.
+        below: Seconds of another plan, than which none that is slower is looked for.
+    """
+    best: Candidate | None = None
+    for part in unlike_groups(problem):
+        if least_s is None or least_s(part) < below:
+            found = _best(problem.on(part))
+            if found and (best is None or found.time.step_s < best.time.step_s):
+                best, below = found, min(below, found.time.step_s)
+    return best
 
 
-def with_united(candidates: Sequence[Candidate], problem: Problem) -> list[Candidate]:
+def with_united(
+    candidates: Sequence[Candidate], problem: Problem, least_s: Callable[[ClusterView], float]
+) -> list[Candidate]:
     """The candidates, fastest first, behind such a plan where it is faster than all of them."""
-    one = united(problem)
+    one = united(problem, least_s, candidates[0].time.step_s)
     if one is None or one.time.step_s >= candidates[0].time.step_s:
         return list(candidates)
     return [one, *candidates]
