@@ -11,6 +11,7 @@ from weft.models.llama.sizes import SIZES
 from weft.planner.problem import Problem, Workload
 from weft.planner.search import search
 from weft.planner.search.least import Relaxed
+from weft.planner.search.united import united
 
 KINDS = catalogue()
 
@@ -72,3 +73,27 @@ def test_kinds_behind_slow_links_are_no_faster_together_than_the_better_one() ->
     assert both == pytest.approx(one, rel=1e-5)
     both, one = least(400, 64)
     assert both < 0.8 * one
+
+
+@pytest.mark.parametrize("gbit", [1, 10, 400])
+def test_unlike_chips_as_one_mesh_sum_inside_their_nodes_first(gbit: float) -> None:
+    """A ring leaves a node by the ways out of all its chips, and each carries a part."""
+    asked = on(pool("H100-SXM5-80GB", 1, 4, gbit), pool("A100-SXM4-80GB", 1, 4, gbit))
+    found = united(asked)
+    assert found is not None
+    least = Relaxed(asked).of_one_mesh(asked.cluster)
+    assert 0.5 * found.time.step_s < least <= found.time.step_s
+
+
+def test_measured_software_counts_and_not_the_usual() -> None:
+    """One that takes next to nothing once a step, where a step takes less than what is usual."""
+    chip = pool("H100-SXM5-80GB", 1, 1)
+    asked = on(chip, samples=1)
+    quick = replace(asked.knowledge.software, step_s=1e-4)
+    measured = replace(asked.knowledge.hardware_of(chip), software=quick)
+    known = replace(asked.knowledge, hardware={chip.chip.name: measured})
+    tiny = replace(asked.workload.spec, num_layers=1, vocab_size=1024)
+    workload = replace(asked.workload, spec=tiny, seq_len=64)
+    found = search(replace(asked, knowledge=known, workload=workload))
+    assert found.best.time.step_s < asked.knowledge.software.step_s
+    assert found.gap is not None and found.gap >= 0

@@ -10,12 +10,13 @@ another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, cached_property
+from functools import cache
 from itertools import chain, combinations
 from math import ceil, inf
 from typing import NamedTuple
 
 from weft.cluster.view import ClusterView
+from weft.cost.choice import Group
 from weft.cost.memory import trained_params
 from weft.cost.traffic import Far
 from weft.models.registry import shape_of
@@ -41,15 +42,17 @@ class Layer(NamedTuple):
     """A layer of all samples, at its best."""
     sums_s: float
     """Its gradients, with those of the other pipelines."""
+    seen: float
+    """Part of what hides best that does not hide."""
 
-    def beside(self, part: float, seen: float) -> float:
+    def beside(self, part: float) -> float:
         """Seconds at least of a layer of such a part of the samples and its sums.
 
         Of what takes ``s`` beside ``c`` of computing, at most the part ``1 - seen`` hides, and no
         more than that part of ``c``: ``c + seen s`` or more, and ``s + seen c``.
         """
         computing_s = part * self.computing_s
-        return max(computing_s + seen * self.sums_s, self.sums_s + seen * computing_s)
+        return max(computing_s + self.seen * self.sums_s, self.sums_s + self.seen * computing_s)
 
 
 class Relaxed:
@@ -103,11 +106,10 @@ class Relaxed:
     def _part(self, group: tuple[int, ...], layers: Sequence[Layer], seconds: float) -> float:
         """Of all samples, which a pipeline has time for beside its sums, at most."""
         high, low = min(1.0, seconds / self._through_s(group)), 0.0
-        seen = 1 - self.problem.knowledge.software.data_hidden
 
         def enough(part: float) -> bool:
             """All layers of such a part of the samples."""
-            every = (max(each.beside(part, seen), TINY) for each in layers)
+            every = (max(each.beside(part), TINY) for each in layers)
             return sum(seconds / each_s for each_s in every) >= self.num_layers
 
         if enough(high):
@@ -120,18 +122,23 @@ class Relaxed:
     def _layer_s(self, group: Sequence[int], arrangement: Arrangement) -> list[Layer]:
         """Of each kind of a pipeline."""
         others = [pool for pool in chain(*arrangement) if pool not in group]
-        sums = self._sums_bytes(len(arrangement)) / self.num_layers
-        each = ((pool, self.pools[pool].num_chips * self._way_out(pool, others)) for pool in group)
+        many = len(arrangement)
         return [
-            Layer(self.samples / max(self._rate(pool), TINY), sums / rate) for pool, rate in each
+            Layer(
+                computing_s=self.samples / max(self._rate(pool), TINY),
+                sums_s=self._sums_bytes(pool, many) / self.num_layers / self._way_out(pool, others),
+                seen=1 - self.kinds.software(pool).data_hidden,
+            )
+            for pool in group
         ]
 
     def _late(self, pools: Sequence[int], seconds: float) -> float:
         """With what a step takes besides: the last of so many chips is late."""
-        known = self.problem.knowledge
         if seconds == inf:
             return inf
-        return known.stretch(self._fewest(pools, seconds)) * (seconds + known.software.step_s)
+        step_s = min(self.kinds.software(pool).step_s for pool in pools)
+        stretch = self.problem.knowledge.stretch(self._fewest(pools, seconds))
+        return stretch * (seconds + step_s)
 
     def _through(self, pools: tuple[int, ...]) -> float:
         """Seconds of a pipeline through all of these kinds."""
@@ -180,21 +187,22 @@ class Relaxed:
         rates = (each.inside_bytes_s if near else each.across_bytes_s for each in fabrics)
         return self.kinds.whole_bytes / min(one.num_chips, two.num_chips) / min(rates)
 
-    def _sums_bytes(self, many: int) -> float:
+    def _sums_bytes(self, pool: int, many: int) -> float:
         """Of sums of gradients that each of so many pipelines sends the others, hidden or not.
 
         Whichever ranks are domains, of a gradient of which n pipelines have a part ``(n - 1) / n``
         leaves each, and then as much of another sum, or of the parameter.
         """
-        software = self.problem.knowledge.software
-        twice = 1 + min(1.0, software.weight_bytes / software.grad_bytes)
-        return twice * (many - 1) / many * self._grad_bytes
+        software = self.kinds.software(pool)
+        twice = software.grad_bytes + min(software.grad_bytes, software.weight_bytes)
+        return twice * (many - 1) / many * self._trained()
 
     def _way_out(self, pool: int, others: Iterable[int]) -> float:
-        """Bytes a second from one chip of a kind to chips of others."""
+        """Bytes a second from all chips of a kind to chips of others."""
         fabric, node = self.kinds.fabric(pool), self.pools[pool].node
         near = bool(node) and any(self.pools[other].node == node for other in others)
-        return max(fabric.across_bytes_s, fabric.inside_bytes_s * near)
+        each = max(fabric.across_bytes_s, fabric.inside_bytes_s * near)
+        return self.pools[pool].num_chips * each
 
     def _united_s(self, pools: tuple[int, ...]) -> Iterator[float]:
         """Of meshes of unlike chips, where these may be one; and where some may be cut."""
@@ -215,14 +223,30 @@ class Relaxed:
         return self._one_mesh(tuple(self.pools.index(pool) for pool in part.pools))
 
     def _one_mesh(self, pools: tuple[int, ...]) -> float:
-        chips = sum(self.pools[pool].num_chips for pool in pools)
-        seen = 1 - self.problem.knowledge.software.data_hidden
-        rate = sum(self.kinds.samples_a_second(pool) for pool in pools)
-        computing = self.samples / rate if rate else inf
-        slowest = min(self._way_out(p, [o for o in pools if o != p]) for p in pools)
-        # A rank sends what others keep of its gradients, or takes in theirs of what it keeps.
-        sums_s = (chips - 1) / chips * self._grad_bytes / slowest
-        return self._late(pools, max(computing + seen * sums_s, sums_s + seen * computing))
+        """Samples go where links leave most time for them."""
+        group = Group(sum(self.pools[pool].num_chips for pool in pools))
+        kinds = [(self.kinds.samples_a_second(pool), *self._ring(pool, group)) for pool in pools]
+
+        def done(seconds: float) -> bool:
+            samples = 0.0
+            for rate, sums_s, back_s, seen in kinds:
+                left_s = seconds - seen * back_s
+                if left_s < sums_s:
+                    return False
+                hidden_s = (left_s - sums_s) / max(seen, TINY)
+                samples += rate * max(0.0, min(left_s - seen * sums_s, hidden_s))
+            return samples >= self.samples
+
+        return self._late(pools, soonest(done))
+
+    def _ring(self, pool: int, group: Group) -> tuple[float, float, float]:
+        """Seconds in which a rank of a group that holds the model gets its part of the sums of
+        gradients, and parameters come back; and the part that does not hide of what hides best."""
+        fabric, software = self.kinds.fabric(pool), self.kinds.software(pool)
+        params = self._trained(ends=True)
+        sums_s = fabric.seconds("reduce_scatter", software.grad_bytes * params, group)
+        back_s = fabric.seconds("all_gather", software.weight_bytes * params, group)
+        return sums_s, back_s, 1 - software.data_hidden
 
     def _fewest(self, pools: Sequence[int], seconds: float) -> int:
         """Chips that could do the layers in that time, the fastest first."""
@@ -237,14 +261,12 @@ class Relaxed:
             number, left = number + used, left - used * most
         return max(1, ceil(number - FINE))
 
-    @cached_property
-    def _grad_bytes(self) -> float:
-        """Of gradients of all layers."""
+    def _trained(self, *, ends: bool = False) -> float:
+        """Parameters of all layers; with embedding and head."""
         costs = self.kinds.costs
-        layers = Held(self.num_layers, False, False)
+        layers = Held(self.num_layers, ends, ends)
         choice = layers.of(costs.choice(Section(0, mesh_axes(1, ()), 1), 1))
-        software = self.problem.knowledge.software
-        return software.grad_bytes * trained_params(costs.shape, choice)[0]
+        return trained_params(costs.shape, choice)[0]
 
 
 def soonest(done: Callable[[float], bool]) -> float:

@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from weft.cost.sends import border_bytes
+from weft.cost.timing import Hardware, Software
 from weft.cost.traffic import Fabric
 from weft.cost.work import Axes, share
 from weft.plan.plan import Recompute
@@ -218,7 +219,7 @@ class Kinds:
         embedding and head."""
         pool, layers = section.pool, self.num_layers
         per_node = self.costs.pools[pool].chips_per_node
-        step_s = self.problem.knowledge.software.step_s
+        step_s = self.software(pool).step_s
         for (one,) in self.costs.apart((section,)).values():
             for level in self.costs.zero_levels(one):
                 choice = self.costs.choice(one._replace(zero=level), each)
@@ -246,7 +247,13 @@ class Kinds:
         return border_bytes(work.precision, self.samples, work.seq_len, self.costs.shape.d_model)
 
     def fabric(self, pool: int) -> Fabric:
-        return self.costs.hardware(pool, self.costs.pools[pool].chips_per_node).fabric
+        return self._hardware(pool).fabric
+
+    def software(self, pool: int) -> Software:
+        return self._hardware(pool).software
+
+    def _hardware(self, pool: int) -> Hardware:
+        return self.costs.hardware(pool, self.costs.pools[pool].chips_per_node)
 
 
 def most_layers(kind: Sequence[Reached], seconds: float, *, ends: bool) -> float:
