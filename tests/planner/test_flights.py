@@ -64,6 +64,16 @@ def test_a_long_step_is_played_in_part(held: tuple[int, ...]) -> None:
         assert part == pytest.approx(whole.seconds((26, 14)), rel=1e-3)
 
 
+def test_borders_carry_full_microbatches_before_a_smaller_last_one() -> None:
+    whole = route(1)
+    ragged = Route(whole.costs, replace(whole.line, micro=8, samples=202))
+    (border,) = ragged.borders
+    assert ragged.flow.carrying == pytest.approx(border.transfer_s)
+    assert ragged.flow.carrying_last == pytest.approx(border.transfer_s / 2), (
+        "1 of 2 samples a rank"
+    )
+
+
 def test_slow_chips_behind_a_slow_link_help_fast_ones() -> None:
     """With the usual numbers in flight four H100 are faster alone, and a search that knows no
     others at first ends there."""

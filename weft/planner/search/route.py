@@ -202,7 +202,7 @@ class Route:
         busy = max(
             sum(times[s].of("F") + times[s].of("B") for s in held) for held in self.positions
         )
-        return end + more * max(each, busy, self._carrying(1.0))
+        return end + more * max(each, busy, self._carrying())
 
     def bytes(self, mesh: int, layers: int) -> float:
         """Memory of one rank of a mesh that holds so many layers; without end where its host has
@@ -276,8 +276,8 @@ class Route:
             if last == micro
             else [times(*each) for each in zip(small, self.ends, strict=True)],
             borders=self.borders,
-            carrying=self._carrying(1.0),
-            carrying_last=self._carrying(last / micro),
+            carrying=self._carrying(),
+            carrying_last=self._carrying(last=True),
             line=self.line,
             num_layers=self.costs.num_layers,
         )
@@ -288,13 +288,15 @@ class Route:
         rates = (1 / mesh.whole.each for mesh in self.flow.meshes)
         return max(self.costs.num_layers / sum(rates), self.flow.carrying)
 
-    def _carrying(self, size: float) -> float:
-        """Seconds for which what sends longest is busy with a microbatch of such a part: a way
-        over a border, or a mesh's port where that is all that leaves it by."""
+    def _carrying(self, *, last: bool = False) -> float:
+        """Seconds for which what sends longest is busy with a full microbatch, or with the last: a
+        way over a border, or a mesh's port where that is all that leaves it by."""
+        size = last_size(self.line.samples, self.line.micro)
         mesh_of = {stage: mesh for mesh, held in enumerate(self.positions) for stage in held}
         ports, most = [0.0] * self.num_meshes, 0.0
         for stage, border in enumerate(self.borders):
-            seconds = border.of_sizes(size)[1]
+            full_s, last_s = border.of_sizes(size)
+            seconds = last_s if last else full_s
             most = max(most, seconds)
             if border.is_shared:
                 ports[mesh_of[stage]] += seconds
