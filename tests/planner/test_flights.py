@@ -11,10 +11,14 @@ from weft.models.llama.sizes import SIZES
 from weft.planner.fit import shortages
 from weft.planner.problem import Problem, Workload
 from weft.planner.search import search
-from weft.planner.search.choice import Line, Section
+from weft.planner.search.choice import Line, Section, plan_of
 from weft.planner.search.costs import Costs
 from weft.planner.search.flights import PARTS, deeper
+from weft.planner.search.found import Pruned
+from weft.planner.search.group import Group, Ledger
+from weft.planner.search.meshes import Meshes
 from weft.planner.search.route import Route
+from weft.planner.validate import validate_plan
 
 KINDS = catalogue()
 
@@ -62,6 +66,24 @@ def test_a_long_step_is_played_in_part(held: tuple[int, ...]) -> None:
         whole = Route(long.costs, long.line)
         assert whole.played == (whole.pattern,)
         assert part == pytest.approx(whole.seconds((26, 14)), rel=1e-3)
+
+
+def test_fewer_samples_have_no_more_in_flight_than_there_are() -> None:
+    """Pipelines side by side give each other samples: what is left is a plan that can be run."""
+    asked, long = problem(1), route(1, in_flight=(4, 1)).line
+    lean = tuple(each._replace(zero=2, recompute="full") for each in long.sections)
+    group = Group(Meshes(Costs(asked, 1)), (0, 1), Ledger(Pruned()))
+    timed = group.again(replace(long, sections=lean), 12)
+    assert timed is not None and timed.line.in_flight == (3, 1)
+    validate_plan(plan_of([timed.line], asked), num_layers=40, global_batch=12)
+
+
+def test_numbers_in_flight_count_as_candidates() -> None:
+    asked = problem(1)
+    few = replace(asked.options, effort=100)
+    found = search(replace(asked, options=few, workload=replace(asked.workload, samples=16)))
+    assert any(each.plan.pipelines[0].in_flight for each in (found.best, *found.others))
+    assert found.considered == found.simulated + found.pruned.total
 
 
 def test_borders_carry_full_microbatches_before_a_smaller_last_one() -> None:

@@ -144,7 +144,9 @@ class Group:
         or not the room."""
         if samples < line.micro:
             return None
-        route = Route(self.costs, replace(line, samples=samples))
+        many = -(-samples // line.micro)
+        held = tuple(min(number, many) for number in line.in_flight)
+        route = Route(self.costs, replace(line, samples=samples, in_flight=held))
         if any(layers > room for layers, room in zip(line.layers, route.room, strict=True)):
             return None
         self.ledger.count(route, 1)
@@ -233,6 +235,7 @@ class Group:
         if not numbers:
             pruned.add("bound", too_long, len(useful))
             return None
+        self.ledger.considered += len(useful) * (len(numbers) - 1)
         for each, held in product(useful, numbers):
             route = Route(self.costs, replace(each, in_flight=held))
             explored = explore(route, limit if best is None else min(limit, best.seconds))
