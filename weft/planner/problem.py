@@ -85,8 +85,8 @@ class Options:
     domains: bool = False
     """What several nodes, or pipelines, hold may be summed inside each, then between them."""
     in_flight: bool = False
-    """The best few plans may have an order made for their stages, borders and memory: more
-    microbatches in flight than their schedule needs, or lists."""
+    """Pipelines may have more microbatches in flight than their schedule needs, where borders take
+    long; and the best few plans an order made for their stages, borders and memory."""
     unlike_meshes: bool = False
     """Where memory rules plans out, unlike chips may be one mesh, with shares of samples and state
     of their own."""
