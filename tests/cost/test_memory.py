@@ -7,7 +7,7 @@ import pytest
 from benchmarks.job import Job, memory_of_job
 from weft.cost.activations import logits, stage_kept
 from weft.cost.choice import choice_of
-from weft.cost.memory import ACCELERATOR, CHECKPOINTING_BYTES, Memory, Overheads, memory_of_plan
+from weft.cost.memory import ACCELERATOR, CPU, Memory, Overheads, memory_of_plan
 from weft.cost.work import ALL_BY_ADAMW, Training
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import shape_of
@@ -212,4 +212,4 @@ def test_a_processor_that_computes_again_has_pytorchs_compiler_in_memory(
     asked = plan(first, replace(stage, layers=(2, 4), recompute=recompute), schedule="interleaved")
     usual = plan(first, replace(stage, layers=(2, 4)), schedule="interleaved")
     held, before = (memory_of_plan(each, SPEC, SEQ)[0].runtime for each in (asked, usual))
-    assert held - before == (CHECKPOINTING_BYTES if imports else 0)
+    assert held - before == (CPU.again_bytes if imports else 0)

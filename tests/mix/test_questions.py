@@ -14,6 +14,9 @@ from weft.planner.renumber import renumbered
 from weft.planner.search import NoPlan, search
 from weft.planner.validate import validate_plan
 
+LONG = replace(WORK, seq_len=16 * WORK.seq_len)
+"""Samples of which what is kept is more than what computing again takes besides."""
+
 
 def samples_of(plan: Plan) -> list[int]:
     """Of each rank."""
@@ -120,15 +123,16 @@ def test_shares_and_layers_follow_measured_rates() -> None:
 
 
 def test_a_plan_that_ran_out_of_memory_is_not_asked_for_again() -> None:
-    trial, chips = part_trial("big"), chips_of("big")
+    chips = chips_of("big")
+    trial = ask(Question("alone", 2), LONG, chips)
     assert not recomputes(trial.plan)
-    (need,) = chips.memory_gib(trial.plan, WORK)
+    (need,) = chips.memory_gib(trial.plan, LONG)
     shown = after_shortage(Shown(), chips, rank=0, gib=0.99 * need / 0.92)
-    other = ask(trial.question, WORK, chips_of("big", shown))
+    other = ask(trial.question, LONG, chips_of("big", shown))
     assert recomputes(other.plan) and other.name.endswith(", recompute")
-    assert chips.memory_gib(other.plan, WORK)[0] < need
+    assert chips.memory_gib(other.plan, LONG)[0] < need
     with pytest.raises(NoPlan):
-        ask(trial.question, WORK, chips_of("big", replace(shown, memory_gib={"big": 0.01})))
+        ask(trial.question, LONG, chips_of("big", replace(shown, memory_gib={"big": 0.01})))
 
 
 def test_a_name_says_the_micro_batches_that_the_plan_has() -> None:
@@ -141,9 +145,9 @@ def test_a_name_says_the_micro_batches_that_the_plan_has() -> None:
 
 def test_ranks_that_recompute_are_named() -> None:
     chips = chips_of("big")
-    (need,) = chips.memory_gib(part_trial("big").plan, WORK)
+    (need,) = chips.memory_gib(ask(Question("alone", 2), LONG, chips).plan, LONG)
     shown = after_shortage(Shown(), chips, rank=0, gib=0.99 * need / 0.92)
-    trial = ask(Question("1", 2), WORK, chips_of(shown=shown))
+    trial = ask(Question("1", 2), LONG, chips_of(shown=shown))
     again = {r for _, _, s in trial.plan.stages() if s.recompute == "full" for r in s.mesh.ranks}
     assert again == {0}
     assert trial.name == "1: data parallel by speed, micro 2, recompute on rank 0"

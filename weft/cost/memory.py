@@ -95,16 +95,17 @@ class Overheads:
     runtime_bytes: float = 0.0
     fragments: float = 0.0
     """Part of all that comes and goes: activations, working memory and logits."""
+    again_bytes: float = 0.0
+    """Of a runtime that computes something again."""
 
 
 ARRIVING = 0.4
 """As ``Overheads.fragments``, where tensors arrive in the middle of each pass of a processor: they
 lie between others that are kept. Measured with tensor parallelism and with level 3."""
-CPU = Overheads(runtime_bytes=0.32 * 2**30, fragments=0.33)
+CPU = Overheads(runtime_bytes=0.32 * 2**30, fragments=0.33, again_bytes=0.065 * 2**30)
+"""PyTorch's checkpointing imports its compiler, whether it is used or not: 61 to 76 MiB of a
+process were measured with PyTorch 2.13, which are not of an accelerator."""
 ACCELERATOR = Overheads(runtime_bytes=1.5 * 2**30, fragments=0.05)
-CHECKPOINTING_BYTES = 0.065 * 2**30
-"""Of a process, not of an accelerator: PyTorch's checkpointing imports its compiler, whether it is
-used or not. 61 to 76 MiB were measured with PyTorch 2.13."""
 
 
 @lru_cache(maxsize=1 << 14)
@@ -204,7 +205,7 @@ def stage_memory(
             + _rooms(shape, choice)
             + _experts_here(shape, choice),
             fragments=fragments * (working + last),
-            runtime=overheads.runtime_bytes + CHECKPOINTING_BYTES * _checkpoints(work),
+            runtime=overheads.runtime_bytes + overheads.again_bytes * _checkpoints(work),
         ),
         divided=divided,
         part=choice.kept,
@@ -215,9 +216,9 @@ def stage_memory(
 
 
 def _checkpoints(work: StageWork) -> bool:
-    """A processor computes something again."""
+    """Something is computed again."""
     modes = (name for names, _ in work.recompute for name in names)
-    return work.eager and any(MODES[name].waits == "device" for name in modes)
+    return any(MODES[name].waits == "device" for name in modes)
 
 
 def _state(shape: ModelShape, choice: StageChoice) -> tuple[dict[str, float], Memory]:
