@@ -97,3 +97,10 @@ def test_measured_software_counts_and_not_the_usual() -> None:
     found = search(replace(asked, knowledge=known, workload=workload))
     assert found.best.time.step_s < asked.knowledge.software.step_s
     assert found.gap is not None and found.gap >= 0
+
+
+def test_ranks_of_two_nodes_share_none() -> None:
+    """Seven chips of each node are no group of seven on nodes of eight: half of them would then sum
+    with a neighbour over no network."""
+    found = search(on(pool("A100-SXM4-40GB", 2, 8, 1), samples=32))
+    assert found.gap is not None and found.gap < 0.15

@@ -21,7 +21,7 @@ from weft.cost.traffic import Fabric
 from weft.cost.work import Axes, share
 from weft.plan.plan import Recompute
 from weft.planner.problem import Problem
-from weft.planner.search.choice import Section, mesh_axes, num_ranks
+from weft.planner.search.choice import Section, mesh_axes, near_ranks, num_ranks, used_part
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.search.frames import Space
 from weft.planner.search.meshes import Meshes, powers
@@ -122,6 +122,9 @@ class Kinds:
             for ways in numbers:
                 if self.samples / self._rate(deep, ways) >= enough:
                     break
+                chips = deep.meshes * ways * num_ranks(deep.inner)
+                if not self.meshes.fills(pool, chips, near_ranks(deep.inner)):
+                    continue
                 found.append(self._with(deep, ways))
                 enough = min(enough, self._enough(found[-1], pool))
         return found
@@ -218,7 +221,9 @@ class Kinds:
         """Seconds for a microbatch, and once a step, at each level of ZeRO; and once a step of
         embedding and head."""
         pool, layers = section.pool, self.num_layers
-        per_node = self.costs.pools[pool].chips_per_node
+        part = used_part(self.costs.pools[pool], section.num_chips, section.together)
+        assert part is not None, section
+        per_node = part.chips_per_node
         step_s = self.software(pool).step_s
         for (one,) in self.costs.apart((section,)).values():
             for level in self.costs.zero_levels(one):
