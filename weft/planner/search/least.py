@@ -18,16 +18,14 @@ from typing import NamedTuple
 from weft.cluster.view import ClusterView
 from weft.cost.choice import Group
 from weft.cost.memory import trained_params
-from weft.cost.traffic import Far
 from weft.models.registry import shape_of
 from weft.planner.problem import Problem
 from weft.planner.search.arrangements import Arrangement, partitions
 from weft.planner.search.choice import FEW_TO_CUT, Section, mesh_axes
 from weft.planner.search.costs import Held
 from weft.planner.search.reached import Kinds, most_layers
+from weft.planner.search.united import FEW_CHIPS
 
-FEW_UNITED = 16
-"""Chips of several kinds that may be one mesh."""
 MOST_KINDS = 6
 """Of which all arrangements are bounded; of more kinds as if nothing were sent among them."""
 FINE, COARSE = 1e-6, 1e-4
@@ -66,7 +64,7 @@ class Relaxed:
         self.unlike = len({pool.chip.name for pool in pools}) > 1 and options.unlike_meshes
         self.has_experts = shape_of(problem.workload.spec).experts is not None
         elsewhere = {options.param_tiers[0], options.expert_tiers[0]} - {"device"}
-        one_mesh = self.has_experts and self.unlike and problem.cluster.world_size <= FEW_UNITED
+        one_mesh = self.has_experts and self.unlike and problem.cluster.world_size <= FEW_CHIPS
         # Parameters that wait on hosts leave room; unlike chips as one mesh have it where they may.
         self.kinds = Kinds(problem, self.many, any_room=bool(elsewhere) or one_mesh)
         self.num_layers = self.kinds.num_layers
@@ -176,16 +174,12 @@ class Relaxed:
         where all chips of both have a part in it."""
         if self.problem.options.border or len(pools) == 1:
             return 0.0
-        return min(self._between_s(pool, other) for other in pools if other != pool)
-
-    def _between_s(self, pool: int, other: int) -> float:
-        one, two = self.pools[pool], self.pools[other]
-        if one.site != two.site:
-            return Far.between(one.site, two.site).seconds(self.kinds.whole_bytes)
-        fabrics = self.kinds.fabric(pool), self.kinds.fabric(other)
-        near = bool(one.node) and one.node == two.node
-        rates = (each.inside_bytes_s if near else each.across_bytes_s for each in fabrics)
-        return self.kinds.whole_bytes / min(one.num_chips, two.num_chips) / min(rates)
+        between, chips = self.kinds.roomy.crossings.between, self.pools[pool].num_chips
+        return self.samples * min(
+            between(pool, other, min(chips, self.pools[other].num_chips))
+            for other in pools
+            if other != pool
+        )
 
     def _sums_bytes(self, pool: int, many: int) -> float:
         """Of sums of gradients that each of so many pipelines sends the others, hidden or not.
@@ -209,7 +203,7 @@ class Relaxed:
         chips = sum(self.pools[pool].num_chips for pool in pools)
         if len(pools) > 1 and chips <= FEW_TO_CUT:
             yield self._late(pools, self._apart_s(pools))
-        if self.unlike and len(pools) > 1 and chips <= FEW_UNITED:
+        if self.unlike and len(pools) > 1 and chips <= FEW_CHIPS:
             yield self._one_mesh(pools)
 
     def per_sample_s(self, pools: tuple[int, ...]) -> float:
