@@ -18,6 +18,7 @@ from weft.cost.profile import (
     LinkTime,
     Machine,
     MovingTime,
+    Part,
     Product,
     Profile,
 )
@@ -35,7 +36,7 @@ from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.simulate import known
 from weft.simulate.known import knowledge_of, knowledge_of_local, local_profile, local_view
-from weft.simulate.step import time_of_plan
+from weft.simulate.step import Knowledge, time_of_plan
 
 NODE = Node(host="here", cpu="C1", cores=4, memory_gib=16, cpu_bf16=False)
 PROFILE = Profile(
@@ -144,6 +145,43 @@ def test_parts_of_a_chip_and_chips_together() -> None:
         assert other.seconds(product(16), "forward", "fp32") == pytest.approx(alone * factor)
         assert other.moving_seconds(1.0) == pytest.approx(PROFILE.moving_seconds(1.0) * factor)
     assert PROFILE.scaled(0.5).peak_flops("fp32") == PROFILE.peak_flops("fp32") / 2
+
+
+def test_a_part_of_a_chip_computes_in_turns() -> None:
+    """Half of a chip needs a fifth more of the time that it gets, for what every step takes too;
+    between what was measured in proportion, on logarithmic scales."""
+    slow = replace(PROFILE, parts=(Part(0.25, 1.44), Part(0.5, 1.2)), step_s=0.1, layer_s=0.01)
+    op = Op("x", "matmul", 1024, 1024, 1024)
+    whole = PROFILE.seconds(op, "forward", "fp32")
+    assert slow.scaled(1.0).seconds(op, "forward", "fp32") == pytest.approx(whole)
+    assert slow.scaled(0.5).seconds(op, "forward", "fp32") == pytest.approx(whole * 1.2 / 0.5)
+    assert slow.scaled(0.5**1.5).slowdown == pytest.approx((1.2 * 1.44) ** 0.5 / 0.5**1.5)
+    assert slow.scaled(0.1).slowdown == pytest.approx(1.44 / 0.1)
+    assert slow.scaled(0.5).software.step_s == pytest.approx(0.1 * 1.2 / 0.5)
+    assert slow.scaled(0.5).software.layer_s == pytest.approx(0.01 * 1.2 / 0.5)
+
+
+def test_links_of_a_lab_reach_what_they_say_and_hide_behind_computing() -> None:
+    """A core sends 2 GB/s and a rank has a quarter of it: 1 Gbit/s takes a fourth of that."""
+    core = Chip(
+        name="C1 core",
+        vendor="CPU",
+        memory_gib=4,
+        peak_tflops={"fp32": 0.1},
+        measured_tflops={},
+        memory_gb_s=10,
+        link="loopback",
+        link_gb_s=0.125,
+        confidence="low",
+    )
+    pool = ChipPool(chip=core, num_nodes=2, chips_per_node=1, network_gbit_s=1.0, speed=0.25)
+    known = Knowledge(chips={core.name: PROFILE.scaled(0.25)}, host_bytes_s=2e9)
+    hardware = known.hardware_of(pool)
+    assert hardware.fabric.across_bytes_s == pytest.approx(0.95 * 0.125e9)
+    assert hardware.software.data_hidden == pytest.approx(1 - 0.95 * 0.125 / 0.5)
+    assert hardware.software.step_s == PROFILE.scaled(0.25).software.step_s
+    chip_sends = replace(known, host_bytes_s=0.0).hardware_of(pool)
+    assert chip_sends.fabric.across_bytes_s == pytest.approx(0.8 * 0.125e9)
 
 
 def test_a_place_has_the_measured_links() -> None:

@@ -14,7 +14,7 @@ from weft.cost.operators import Op, Phase
 from weft.cost.rates import Roofline, chip_classes, compute_seconds, efficiency_of
 from weft.cost.sends import layer_sends
 from weft.cost.timing import Hardware, Software, stage_times
-from weft.cost.traffic import Fabric
+from weft.cost.traffic import MOST_LOST_S, Fabric
 from weft.cost.work import StageWork, dividing
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import param_specs, shape_of
@@ -146,13 +146,22 @@ def test_tokens_may_cross_to_a_node_once() -> None:
 
 
 def test_rings_over_many_nodes_wait_for_each_piece() -> None:
-    """128 nodes pass on 100 bytes at a time, at 10 bytes a second, once for each message."""
-    wide = replace(FABRIC, piece_bytes=100.0)
-    more = wide.seconds("all_gather", 1e9, Group(1024), messages=2)
-    none = replace(wide, piece_bytes=0.0).seconds("all_gather", 1e9, Group(1024), messages=2)
-    assert more - none == pytest.approx(2 * 128 * 100 / 10)
-    small = replace(FABRIC, piece_bytes=1e9).seconds("all_gather", 1024.0, Group(1024))
-    assert small == pytest.approx(1023 / 1024 * 1024 / 80 + 128 * 1 / 10)
+    """128 nodes pass on 100 bytes at a time, at a million bytes a second, once for each message; at
+    ten bytes a second they wait no longer than hosts and switches take."""
+    fast = replace(FABRIC, across_bytes_s=1e6, inside_bytes_s=1e7)
+
+    def lost(fabric: Fabric, piece_bytes: float, num_bytes: float, messages: int) -> float:
+        each = (
+            replace(fabric, piece_bytes=size).seconds(
+                "all_gather", num_bytes, Group(1024), messages=messages
+            )
+            for size in (piece_bytes, 0.0)
+        )
+        return next(each) - next(each)
+
+    assert lost(fast, 50.0, 1e9, 2) == pytest.approx(2 * 128 * 50 / 1e6, rel=1e-3)
+    assert lost(fast, 1e9, 1024.0, 1) == pytest.approx(128 * 1 / 1e6)
+    assert lost(FABRIC, 100.0, 1e4, 2) == pytest.approx(2 * 128 * MOST_LOST_S)
 
 
 def test_hidden_traffic_costs_nothing() -> None:
@@ -209,6 +218,31 @@ def test_traffic_hides_behind_what_computes_and_no_more() -> None:
     slow = replace(hardware, fabric=FABRIC.faster(1e-6, 1e-6))
     talk = stage_times(SHAPE, one._replace(overlap=0.0), slow).update_s
     assert talk - stage_times(SHAPE, one, slow).update_s == pytest.approx(computing / 2)
+    grads = software.grad_bytes * SHAPE.params
+    for part, hides in ((0.75, 0.25), (1.5, 0.0)):
+        in_few = replace(hardware, software=replace(software, last_bytes=part * grads))
+        update_s = stage_times(SHAPE, copies, in_few).update_s
+        assert update_s == pytest.approx(bare.update_s * (1 - hides / 2))
+
+
+def test_a_stage_takes_time_whatever_it_computes() -> None:
+    """Each layer and each end so long, twice as much with casts; a stage without ends as if it had
+    half a layer more."""
+    software = Software(layer_s=1e15, cast_layer_s=1e15, stage_layers=0.5)
+    none = Software()
+    fast = Hardware(chip=roofline(flops_s=1e30), fabric=FABRIC)
+
+    def idle(work: StageWork) -> float:
+        choice = StageChoice(work=work)
+        with_it, without = (
+            stage_times(SHAPE, choice, replace(fast, software=each)) for each in (software, none)
+        )
+        return (with_it.whole_s - without.whole_s) / 3e15
+
+    assert idle(WORK) == pytest.approx(2 * 34)
+    assert idle(WORK._replace(dtype="fp32")) == pytest.approx(34)
+    assert idle(WORK._replace(embeds=False)) == pytest.approx(2 * 33)
+    assert idle(WORK._replace(embeds=False, predicts=False)) == pytest.approx(2 * 32.5)
 
 
 def test_interleaved_stages_hide_more_of_the_exchange() -> None:

@@ -8,7 +8,14 @@ import pytest
 from weft.cost.profile import AttentionTime, LinkTime, Machine, MovingTime, Product, Profile
 from weft.cost.profile_file import from_data, to_json
 from weft.elastic import chip_profile
-from weft.elastic.chip_profile import KINDS, SHORT, measure_links, profile_chip, real_steps
+from weft.elastic.chip_profile import (
+    KINDS,
+    SHORT,
+    measure_links,
+    measure_sending,
+    profile_chip,
+    real_steps,
+)
 from weft.plan.mesh import Mesh
 from weft.platform.detect import detect_node
 
@@ -68,6 +75,36 @@ def test_ranks_side_by_side_are_predicted_as_they_were_measured() -> None:
         assert chip_profile._predicted(fitted, node, sample) == pytest.approx(seconds)
     alone = chip_profile._predicted(PROFILE, node, chip_profile.WHOLE)
     assert chip_profile._predicted(fitted, node, chip_profile.WHOLE) == alone
+
+
+def test_casts_are_predicted_as_they_were_measured() -> None:
+    """Of narrow layers and of whole ones; products in fp32 are what they were."""
+    node = replace(detect_node(), cores=2, cpu_bf16=True)
+    deep, whole = (
+        replace(sample, precision="bf16") for sample in (chip_profile.DEEP, chip_profile.WHOLE)
+    )
+    before = [chip_profile._predicted(PROFILE, node, sample) for sample in (deep, whole)]
+    taken = {deep: 3 * before[0], whole: 2 * before[1]}
+    fitted = chip_profile._casting(PROFILE, node, TakingEach(taken), rounds=1)
+    assert chip_profile._predicted(fitted, node, whole) == pytest.approx(taken[whole])
+    assert chip_profile._predicted(fitted, node, deep) == pytest.approx(taken[deep], rel=1e-3)
+    for sample in (chip_profile.DEEP, chip_profile.WHOLE):
+        alone = chip_profile._predicted(PROFILE, node, sample)
+        assert chip_profile._predicted(fitted, node, sample) == alone
+
+
+@dataclass
+class TakingEach:
+    """A pool whose jobs take the given seconds, by their sample."""
+
+    seconds: dict[chip_profile.Sample, float]
+
+    def run(self, _job, _device, sample, _rounds, *, world_size: int) -> list[float]:
+        return [self.seconds[sample]] * world_size
+
+
+def test_sending_takes_a_core(pool) -> None:
+    assert all(1e6 < rate < 1e12 for rate in pool.run(measure_sending, "cpu", world_size=2))
 
 
 @dataclass

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.cost.test_profile import PROFILE
 from weft.cluster.cluster import catalogue
 from weft.cluster.view import ChipPool, ClusterView
 from weft.cost.interval import PART, interval
@@ -43,6 +44,10 @@ def test_less_that_is_known_is_wider() -> None:
     profiled = width(on(KNOWN), measured(KNOWN))
     of_class, unheard = width(on(KNOWN), Knowledge()), width(on(UNHEARD), Knowledge())
     assert 1 < profiled < of_class < unheard
+    whole, parts = (
+        width(on(KNOWN), Knowledge(chips={KNOWN.name: PROFILE.scaled(speed)})) for speed in (1, 0.5)
+    )
+    assert whole == profiled < parts < unheard
     assert width(on(KNOWN, UNHEARD), Knowledge()) == unheard
     assert width(on(KNOWN, UNHEARD), measured(UNHEARD)) == of_class
     by_vendor = Knowledge(chips={UNHEARD.name: Roofline.of(UNHEARD)})

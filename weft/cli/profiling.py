@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from weft.cli.output import warn
-from weft.cluster.cluster import Node
+from weft.cluster.cluster import HOST, Node
 from weft.cost.profile import Profile
+from weft.lab.tools import why_not_here
 from weft.platform.busy import busy_cores
 
 WATCHED_S = 0.5
@@ -15,11 +17,16 @@ BUSY = 0.2
 
 
 def measure_profile(node: Node, *, device: str, quick: bool, say: Callable[[str], None]) -> Profile:
-    """As ``profile_chip``; warns where the machine was busy before or right after."""
+    """As ``profile_chip``, with parts of a core where a lab can be built; warns where the machine
+    was busy before or right after."""
     from weft.elastic.chip_profile import profile_chip
+    from weft.lab.turns import measure_parts
 
     before = busy_cores(WATCHED_S)
     found = profile_chip(node, device=device, quick=quick, say=say)
+    if device == HOST and not why_not_here():
+        say("parts of a core, as labs give them")
+        found = replace(found, parts=measure_parts(quick=quick))
     most = max(before, busy_cores(WATCHED_S))
     if most > BUSY:
         warn(

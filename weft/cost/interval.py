@@ -17,9 +17,9 @@ FILE = Path(__file__).with_name("intervals.json")
 PART = 0.8
 """Of the runs that an interval is to hold."""
 Quantity = Literal["time", "memory"]
-Blind = Literal["profiled", "nothing", "software", "chip"]
+Blind = Literal["profiled", "part", "nothing", "software", "chip"]
 """What no run had that was measured, the worst last; profiled: chips, links and software were
-measured on the very machine."""
+measured on the very machine; part: so they were, and ranks get parts of a core, in turns."""
 
 
 class Interval(NamedTuple):

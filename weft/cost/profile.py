@@ -22,6 +22,8 @@ from weft.cost.traffic import Fabric
 
 ADDED_BYTES = 12
 """Of one parameter: two gradients read, their sum written."""
+BUCKET_BYTES = 8 * 2**20
+"""Of the runtime's messages of gradients."""
 SHARPNESS = 4
 """Power of the distance by which measured shapes lose their say."""
 
@@ -93,6 +95,14 @@ class Contention(NamedTuple):
     slowdown: float
 
 
+class Part(NamedTuple):
+    """A rank gets this part of the chip's time, in turns: its operations take so many times as much
+    of that time, for caches are cold after every pause."""
+
+    speed: float
+    slowdown: float
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
     """Where, when and with what a profile was measured."""
@@ -133,10 +143,13 @@ class Profile:
     moving: tuple[MovingTime, ...]
     links: tuple[LinkTime, ...] = ()
     contention: tuple[Contention, ...] = ()
+    parts: tuple[Part, ...] = ()
     launch_s: float
     """The least that any operation takes."""
     memory_bytes_s: float
     """Reading and writing long arrays."""
+    sending_bytes_s: float = 0.0
+    """Of sums with another rank, by the time that they take of the rank's own core."""
     update_bytes_s: float
     """The optimizer's update with what comes before it: norm of the gradients, and clipping."""
     accumulate_bytes_s: float
@@ -145,10 +158,14 @@ class Profile:
     """Once a step, whatever the model."""
     layer_s: float = 0.0
     """Of one layer's forward, whatever its size; see ``Software.layer_s``."""
+    cast_layer_s: float = 0.0
+    """See ``Software.cast_layer_s``."""
     runtime_bytes: float
     """Memory of a rank that has joined a job and holds nothing yet."""
     gap: float = 1.0
     """A whole block takes so many times as long as its operations by themselves."""
+    cast_gap: float = 1.0
+    """Where products have fewer bits than parameters, so many times as long besides."""
     corrections: Corrections = field(default_factory=Corrections)
     speed: float = 1.0
     """Part of the chip that a rank gets."""
@@ -172,11 +189,17 @@ class Profile:
         """Of every operation, because of the others, the part of the chip and what a run showed."""
         points = [(point.ranks, point.slowdown) for point in self.contention]
         others = _between(points, self.ranks) if points else 1.0
-        return others * self.corrections.compute / self.speed
+        return others * self._in_turns * self.corrections.compute / self.speed
+
+    @property
+    def _in_turns(self) -> float:
+        """As ``Part.slowdown``; the whole chip has no turns."""
+        return _between([*self.parts, (1.0, 1.0)], self.speed)
 
     def seconds(self, op: Op, phase: Phase, dtype: Dtype) -> float:
         """Seconds of one phase of an operation."""
-        return _seconds(self, op, phase, dtype) * self.slowdown
+        casts = 1.0 if dtype == "fp32" else self.cast_gap
+        return _seconds(self, op, phase, dtype) * casts * self.slowdown
 
     def moving_seconds(self, num_bytes: float) -> float:
         """As an optimizer moves bytes."""
@@ -211,15 +234,18 @@ class Profile:
 
     @property
     def software(self) -> Software:
-        """Of Weft on this chip. On a processor, sending takes time from computing."""
+        """Of Weft on this part of the chip. On a processor, sending takes time from computing."""
         hidden = 0.0 if self.machine.device == "cpu" else 0.8
         return Software(
             slowdown=self.gap,
             tensor_hidden=0.0,
             border_hidden=hidden,
             data_hidden=hidden,
-            step_s=self.step_s + self.corrections.step_s,
+            last_bytes=BUCKET_BYTES,
+            step_s=self.step_s * self.slowdown + self.corrections.step_s,
             layer_s=self.layer_s * self.slowdown,
+            cast_layer_s=self.cast_layer_s * self.slowdown,
+            stage_layers=1.0,
             accumulate_bytes=ADDED_BYTES * self.update_bytes_s / self.accumulate_bytes_s,
             reduces_each_backward=True,
         )

@@ -37,6 +37,8 @@ class Software:
     """Read and written for each parameter that a rank updates by AdamW."""
     bucket_bytes: float = 256e6
     """Of one message of gradients or parameters."""
+    last_bytes: float = 0.0
+    """Of the last message of gradients: it is full when nothing is left to compute."""
     publishes_alone: bool = False
     """Updated parameters go out while nothing computes."""
     layer_messages: int = 0
@@ -48,6 +50,11 @@ class Software:
     layer_s: float = 0.0
     """Of a layer's forward, whatever its size, where the chip waits for its host; backward takes
     twice as much."""
+    cast_layer_s: float = 0.0
+    """Likewise besides, where products have fewer bits than parameters."""
+    stage_layers: float = 0.0
+    """As many layers' ``layer_s`` a stage without ends takes to get activations and hand them
+    on."""
     accumulate_bytes: float = 0.0
     """Read and written for each parameter's gradient of each microbatch."""
     reduces_each_backward: bool = False
@@ -98,7 +105,9 @@ def stage_times(shape: ModelShape, choice: StageChoice, hardware: Hardware) -> S
         sent = message_seconds(shape, choice, hardware, layers.forward_s * slow)
         back = message_seconds(shape, choice, hardware, layers.input_grad_s * slow)
     again = work.forward_again
-    idle = software.layer_s * (work.num_layers + work.embeds + work.predicts)
+    idle = software.layer_s + software.cast_layer_s * (work.dtype != "fp32")
+    between = not (work.embeds or work.predicts)
+    idle *= work.num_layers + work.embeds + work.predicts + software.stage_layers * between
     added = 0.0 if work.frozen else software.accumulate_bytes * sum(trained_params(shape, choice))
     times = StageTimes(
         forward_s=computed.forward_s * slow + sent + idle,
@@ -279,10 +288,16 @@ class _State:
         update = self.hardware.chip.moving_seconds(software.optimizer_bytes * times * updated)
         update = max(update, self._fetch_s(dense * kept if brings else updated) + experts_s)
         beside = reduce if software.publishes_alone else reduce + publish
+        beside *= 1 - self._last(dense + experts)
         seen = reduce + publish - min(beside, beside_s) * software.data_hidden
         each_s = _each_param_s(self.choice, self.hardware)
         back = brought_bytes(self.shape, self.choice) * each_s
         return seen + update + back + software.step_s
+
+    def _last(self, params: float) -> float:
+        """Part of all gradients that are in the last message."""
+        grads = self.hardware.software.grad_bytes * params
+        return min(self.hardware.software.last_bytes / grads, 1.0) if grads else 1.0
 
     def _fetch_s(self, updated: float) -> float:
         """What only updates need on its way from where it is kept and back, with its update

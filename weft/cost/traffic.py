@@ -21,6 +21,10 @@ LINK_REACHED = 0.7
 """Part of a data sheet's rate that collectives inside nodes reach."""
 NETWORK_REACHED = 0.8
 """Likewise between nodes."""
+MOST_LOST_S = 1e-4
+"""Between two steps of a ring: hosts and switches take no longer because a link is slow."""
+MADE_REACHED = 0.95
+"""Of a link that a lab makes: the rest is what packets carry besides."""
 
 
 class WayOut(NamedTuple):
@@ -80,7 +84,7 @@ class Fabric:
     exchange_latency_s: float = 0.0
     piece_bytes: float = 256e3
     """Steps of a ring across nodes that carry less than this reach half the rate; those that carry
-    more lose as much."""
+    more lose as much, but no more than ``MOST_LOST_S``."""
 
     def faster(self, inside: float, across: float) -> Fabric:
         """With so many times the rates; infinity is for links that take no time."""
@@ -115,11 +119,11 @@ class Fabric:
         part = (group.size - 1) / group.size
         hops = group.size / self.members_on_node(group)
         piece = min(self.piece_bytes, num_bytes / messages / group.size)
-        waiting = 0.0 if inside else messages * hops * piece / self.across_bytes_s
+        waiting = 0.0 if inside else messages * hops * _piece_s(piece, self.across_bytes_s)
         around = hops * latency + messages * (group.size - hops) * self.inside_latency_s + waiting
         ways = self._ways_of(group)
         for way, many in ways:
-            around += many * messages * (way.latency_s + piece / way.bytes_s)
+            around += many * messages * (way.latency_s + _piece_s(piece, way.bytes_s))
         ring = part * sent + around
         if kind != "all_reduce":
             return ring
@@ -189,3 +193,8 @@ class Fabric:
             return max(inner / nodes, outer) + late
         latency = self.inside_latency_s if nodes == 1 else self.across_latency_s
         return max(inner, outer) + latency * ceil(log2(group.size))
+
+
+def _piece_s(piece: float, bytes_s: float) -> float:
+    """What a step of a ring loses."""
+    return min(piece / bytes_s, MOST_LOST_S)

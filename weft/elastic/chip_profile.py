@@ -27,7 +27,7 @@ from weft.nn.context import Context
 from weft.nn.stage import MicroBatch
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
-from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
 from weft.platform.registry import platform_named
 from weft.simulate.known import core_name, knowledge_of_local, local_view
 from weft.simulate.step import time_of_plan
@@ -38,6 +38,7 @@ Say = Callable[[str], None]
 
 KINDS: tuple[LinkKind, ...] = ("send", "all_reduce", "reduce_scatter", "all_gather", "exchange")
 LINK_BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
+LONG_BYTES, LEAST_SUMS = 1 << 22, 9
 HEADS = ((512, 2048), (512, 4096), (2048, 4096))
 """Tokens and vocabulary of the heads that are measured, at a width of ``HEAD_WIDTH``."""
 HEAD_WIDTH = 256
@@ -52,10 +53,16 @@ class Sample:
     """Samples of a microbatch, for each replica."""
     microbatches: int
     mesh: Mesh = field(default_factory=lambda: Mesh.of((0,)))
+    precision: Precision = "fp32"
 
     def plan(self, device: str) -> Plan:
         """All of it on the mesh."""
-        stage = StagePlan(mesh=self.mesh, layers=(0, self.spec.num_layers), device=device)
+        stage = StagePlan(
+            mesh=self.mesh,
+            layers=(0, self.spec.num_layers),
+            device=device,
+            precision=self.precision,
+        )
         micro = self.micro * self.mesh.size("dp")
         samples = micro * self.microbatches
         pipeline = PipelinePlan(stages=(stage,), samples=samples, microbatch=micro)
@@ -104,10 +111,13 @@ def profile_chip(node: Node, *, device: str, quick: bool, say: Say) -> Profile:
         profile = replace(profile, moving=(*profile.moving, *_losses(profile, heads)))
         say("real steps of small models")
         profile = _fitted(profile, node, pool, rounds=3 if quick else 10)
+        if fast_bf16:
+            profile = _casting(profile, node, pool, rounds=3 if quick else 10)
         if ranks > 1:
             say("links between ranks")
             links = pool.run(measure_links, device, quick, world_size=2)[0]
-            profile = replace(profile, links=tuple(links))
+            sending = pool.run(measure_sending, device, world_size=2)
+            profile = replace(profile, links=tuple(links), sending_bytes_s=min(sending))
         if ranks > 1 and device == "cpu":  # they share memory, and who sends computes less
             say("real steps of ranks that compute and talk at once")
             profile = _in_company(profile, node, pool, ranks, rounds=6 if quick else 15)
@@ -162,12 +172,33 @@ def _fitted(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> P
         pool.run(real_steps, device, sample, rounds, world_size=1)[0]
         for sample in (SHORT, DEEP, WHOLE)
     )
-    layers = DEEP.microbatches * (DEEP.spec.num_layers + 2)
-    per_layer = max(deep - _predicted(profile, node, DEEP), 0.0) / layers / 3
-    profile = replace(profile, layer_s=per_layer)
+    profile = replace(profile, layer_s=_each_layer_s(profile, node, DEEP, deep))
     profile = replace(profile, step_s=max(short - _predicted(profile, node, SHORT), 0.0))
     once = _predicted(replace(profile, gap=0.0), node, WHOLE)
     return replace(profile, gap=(whole - once) / (_predicted(profile, node, WHOLE) - once))
+
+
+def _casting(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> Profile:
+    """What real steps take besides where parameters of 32 bits are cast to 16 for products."""
+    deep, whole = (replace(sample, precision="bf16") for sample in (DEEP, WHOLE))
+    deep_s, whole_s = (
+        pool.run(real_steps, profile.machine.device, sample, rounds, world_size=1)[0]
+        for sample in (deep, whole)
+    )
+    for _ in range(4):  # each is a little of the other's
+        bare = replace(profile, cast_layer_s=0.0)
+        profile = replace(profile, cast_layer_s=_each_layer_s(bare, node, deep, deep_s))
+        once, twice = (
+            _predicted(replace(profile, cast_gap=gap), node, whole) for gap in (0.0, 1.0)
+        )
+        profile = replace(profile, cast_gap=(whole_s - once) / (twice - once))
+    return profile
+
+
+def _each_layer_s(profile: Profile, node: Node, sample: Sample, took_s: float) -> float:
+    """Of a layer's forward: what a step took besides all that is predicted."""
+    layers = sample.microbatches * (sample.spec.num_layers + 2)
+    return max(took_s - _predicted(profile, node, sample), 0.0) / layers / 3
 
 
 def _predicted(profile: Profile, node: Node, sample: Sample) -> float:
@@ -256,6 +287,21 @@ def measure_links(address: RankAddress, device: str, quick: bool) -> list[LinkTi
             found.append(LinkTime(kind, float(size), max(quantiles(times[1:], n=4)[0], 1e-9)))
     comm.close()
     return found
+
+
+def measure_sending(address: RankAddress, device: str) -> float:
+    """Bytes of sums a second of the time that all threads of this process compute."""
+    platform = platform_named(device)
+    comm = join(address, device=platform.device(address.local_rank), **platform.joining())
+    flat = torch.zeros(LONG_BYTES // 4, device=platform.device(address.local_rank))
+    found = []
+    for _ in range(LEAST_SUMS):
+        comm.barrier(name="links")
+        start = time.process_time()
+        _talk(comm, "all_reduce", flat)
+        found.append(max(time.process_time() - start, 1e-9))
+    comm.close()
+    return flat.nbytes / median(found)
 
 
 def _talk(comm: Comm, kind: LinkKind, flat: Tensor) -> None:

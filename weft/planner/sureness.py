@@ -23,6 +23,8 @@ class Sureness:
     """Chips on which Weft itself was not measured."""
     unheard: tuple[str, ...]
     """Of those, chips of whose kind no run was measured either."""
+    parts: bool = False
+    """Some are parts of a core that was measured."""
 
     @staticmethod
     def of(cluster: ClusterView, knowledge: Knowledge) -> Sureness:
@@ -33,14 +35,18 @@ class Sureness:
         measured |= set(knowledge.hardware)
         left = [chip for name, chip in chips.items() if name not in measured]
         unheard = (c.name for c in left if c.name not in own and chip_class(c) == OTHER)
-        return Sureness(tuple(chip.name for chip in left), tuple(unheard))
+        costs = (own.get(name) for name in chips)
+        parts = any(isinstance(cost, Profile) and cost.speed < 1 for cost in costs)
+        return Sureness(tuple(chip.name for chip in left), tuple(unheard), parts)
 
     @property
     def blind(self) -> Blind:
         """As ``interval`` asks for it."""
         if self.unheard:
             return "chip"
-        return "software" if self.unmeasured else "profiled"
+        if self.unmeasured:
+            return "software"
+        return "part" if self.parts else "profiled"
 
     def step(self, seconds: float) -> Interval:
         """Of a step."""
@@ -54,7 +60,7 @@ class Sureness:
     def words(self) -> str:
         """Why it is as wide as it is."""
         if not self.unmeasured:
-            return "measured on this very hardware"
+            return f"measured on this very hardware{', parts of which take turns' * self.parts}"
         measured = f"Weft was not measured on {' and '.join(self.unmeasured)}"
         if not self.unheard:
             return measured

@@ -187,7 +187,8 @@ def _nodes(view: ClusterView, paces: Sequence[float]) -> Iterable[tuple[ChipPool
 
 def _paced(hardware: Hardware, pace: float) -> Hardware:
     software = hardware.software
-    slow = replace(software, step_s=software.step_s * pace, layer_s=software.layer_s * pace)
+    times = {name: getattr(software, name) * pace for name in ("step_s", "layer_s", "cast_layer_s")}
+    slow = replace(software, **times)
     return replace(hardware, chip=Paced(hardware.chip, pace), software=slow)
 
 

@@ -123,8 +123,10 @@ def _parts_of_cores(
     view: ClusterView, profile: Profile | None, node: Node, source: str
 ) -> RankChips:
     basis = (source, _source_of_cores(profile, node))
+    host_bytes_s = (profile and profile.sending_bytes_s) or _core(profile).loopback_gb_s * 1e9
     if profile is None:
-        return RankChips(view=view, knowledge=Knowledge(), basis=basis, is_guess=True)
+        knowledge = Knowledge(host_bytes_s=host_bytes_s)
+        return RankChips(view=view, knowledge=knowledge, basis=basis, is_guess=True)
     parts = {
         pool.chip.name: profile.scaled(pool.speed).shared(view.world_size) for pool in view.pools
     }
@@ -133,6 +135,7 @@ def _parts_of_cores(
         hardware={},
         chips=parts,
         software=profile.software,
+        host_bytes_s=host_bytes_s,
     )
     return RankChips(view=view, knowledge=knowledge, basis=basis)
 

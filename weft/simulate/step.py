@@ -21,6 +21,7 @@ from weft.cost.choice import (
     ways_of_domains,
 )
 from weft.cost.memory import Overheads, params_of
+from weft.cost.profile import Profile
 from weft.cost.rates import CostFunction, Roofline
 from weft.cost.sends import (
     border_bytes,
@@ -34,7 +35,7 @@ from weft.cost.sends import (
 from weft.cost.sent import narrow_part
 from weft.cost.times import BorderTimes, StageTimes, longest
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
-from weft.cost.traffic import LINK_REACHED, NETWORK_REACHED, Fabric, Far, WayOut
+from weft.cost.traffic import LINK_REACHED, MADE_REACHED, NETWORK_REACHED, Fabric, Far, WayOut
 from weft.cost.work import ALL_BY_ADAMW, Training
 from weft.memory.tiers import USUAL, Rates
 from weft.models.registry import shape_of
@@ -58,6 +59,10 @@ class Knowledge:
     overheads: Mapping[str, Overheads] = field(default_factory=dict)
     """By device family: what ``memory_of_plan`` adds, where it was measured."""
     software: Software = WEFT
+    host_bytes_s: float = 0.0
+    """Where chips are parts of a processor's cores and links are made as slow as they are said to
+    be: how fast a core sends, which takes its time. What a link takes longer than that hides.
+    0: chips send by themselves, and links reach less."""
     tf32: bool = False
     """Products of fp32 numbers are in TF32 on chips of the catalogue that have it. What was
     measured was with all bits."""
@@ -78,10 +83,11 @@ class Knowledge:
             fabric = replace(fabric, ways_out=_ways_out(pool.site))
             return replace(hardware, fabric=fabric, tiers=_tiers(pool))
         chip = self.chips.get(pool.chip.name)
+        made = self.host_bytes_s > 0
         fabric = Fabric(
             chips_per_node=pool.chips_per_node,
-            inside_bytes_s=pool.link_bytes_s * LINK_REACHED,
-            across_bytes_s=pool.network_bytes_s * NETWORK_REACHED,
+            inside_bytes_s=pool.link_bytes_s * (MADE_REACHED if made else LINK_REACHED),
+            across_bytes_s=pool.network_bytes_s * (MADE_REACHED if made else NETWORK_REACHED),
             inside_latency_s=pool.link_latency_s,
             across_latency_s=pool.network_latency_s,
             ways_out=_ways_out(pool.site),
@@ -89,9 +95,19 @@ class Knowledge:
         return Hardware(
             chip=chip or Roofline.of(pool.chip, tf32=self.tf32),
             fabric=fabric,
-            software=self.software,
+            software=self._software(pool),
             tiers=_tiers(pool),
         )
+
+    def _software(self, pool: ChipPool) -> Software:
+        """On this kind of chip."""
+        chip = self.chips.get(pool.chip.name)
+        software = chip.software if isinstance(chip, Profile) else self.software
+        if not self.host_bytes_s:
+            return software
+        own_bytes_s = self.host_bytes_s * pool.speed
+        hidden = max(1 - pool.network_bytes_s * MADE_REACHED / own_bytes_s, 0.0)
+        return replace(software, data_hidden=hidden)
 
 
 def _tiers(pool: ChipPool) -> Rates:

@@ -1,0 +1,19 @@
+"""What a part of a core is worth: real steps in control groups, as root."""
+
+from tests.lab.lab_cases import needs_root
+from weft.lab import turns
+from weft.lab.cgroups import groups_of_labs
+from weft.lab.turns import measure_parts
+
+pytestmark = needs_root
+
+
+def test_parts_of_a_core_take_no_less_than_all_of_it(monkeypatch) -> None:
+    """Real ones; nothing is left of the group that they were measured in."""
+    before = set(groups_of_labs())
+    monkeypatch.setattr(turns, "SPEEDS", (0.5,))
+    monkeypatch.setattr(turns, "QUICK_ROUNDS", 1)
+    (part,) = measure_parts(quick=True)
+    assert part.speed == 0.5
+    assert 1 <= part.slowdown < 20
+    assert set(groups_of_labs()) <= before
