@@ -181,8 +181,8 @@ def mesh_times(
         ends: For each of its stages, whether it is the model's first and its last.
         split: Backward is in halves.
     """
-    held = Held(1, False, False), *(Held(0, first, last) for first, last in ends)
-    times = [costs.times(rank, each) for each in held]
+    held = (Held(0, first, last) for first, last in ends)
+    times = [costs.one_layer(rank), *(costs.times(rank, each) for each in held)]
     forward = [time.of("F") for time in times]
     back = [time.of("I" if split else "B") for time in times]
     whole = [time.of("F") + time.of("B") for time in times]

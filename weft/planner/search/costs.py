@@ -131,6 +131,18 @@ class Costs:
         other.problem, other.options = problem, problem.options
         return other
 
+    def one_layer(self, rank: Rank) -> StageTimes:
+        """One layer more, without what a stage takes whatever it computes."""
+        one = self.times(rank, Held(1, False, False))
+        if not self.hardware(rank.pool, rank.per_node).software.stage_layers:
+            return one
+        none = self.times(rank, Held(0, False, False))
+        return StageTimes(
+            forward_s=one.forward_s - none.forward_s,
+            input_grad_s=one.input_grad_s - none.input_grad_s,
+            weight_grad_s=one.weight_grad_s - none.weight_grad_s,
+        )
+
     def _hardware(self, pool: int, per_node: int) -> Hardware:
         part = replace(self.pools[pool], chips_per_node=per_node)
         return self.problem.knowledge.hardware_of(part)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import permutations, product
@@ -49,6 +49,8 @@ MAKING = 15
 APART = 4
 """Times less effort for pipelines side by side that are domains, where those that are not were
 looked at."""
+UNFIT = 8
+"""Times as much effort while nothing that was looked at fits."""
 UNCUT = 2
 """Frames of every group that are explored, with the first schedule, whatever else is known."""
 BEATEN = "ZeRO: another level takes no longer and needs less memory"
@@ -94,6 +96,8 @@ class Group:
         self._too_many = f"{self.words}: less promising than the many that were looked at"
         self.found: list[Timed] = []
         """The best of each frame and schedule that was simulated."""
+        self._fits = False
+        """Something did, of what was looked at, whether it was fast enough or not."""
 
     def best(
         self,
@@ -113,7 +117,7 @@ class Group:
         best: Timed | None = None
         least, took = inf, dict[int, float]()
         for first in (True, False):
-            enough = self.ledger.effort + self._effort(kept, effort or self.options.effort)
+            enough = self._enough(kept, effort or self.options.effort)
             slow, left = [], []
             for number, frame in enumerate(frames):
                 free = first and number < UNCUT
@@ -121,7 +125,7 @@ class Group:
                 if not free and frame.least_s(samples, schedules) >= cutoff:
                     slow.append(frame)
                     continue
-                if self.ledger.effort > enough:
+                if self.ledger.effort > enough():
                     left.append(frame)
                     continue
                 limit = inf if free else cutoff / frame.stretch
@@ -152,10 +156,12 @@ class Group:
         self.ledger.count(route, 1)
         return route.timed(line.layers)
 
-    def _effort(self, kept: Kept | None, effort: int) -> int:
-        """For the first schedule, or the others."""
+    def _enough(self, kept: Kept | None, effort: int) -> Callable[[], int]:
+        """Up to which effort the first schedule is looked at from now on, or the others: longer
+        while nothing fits."""
         part = 2 * len(self.pools) * (APART if kept is not None and kept.apart else 1)
-        return effort // part
+        begin, own = self.ledger.effort, effort // part
+        return lambda: begin + own * (1 if self._fits else UNFIT)
 
     def may_keep(self, kept: Kept) -> bool:
         """Some of what was looked at could be kept so, and is not better kept otherwise."""
@@ -208,12 +214,12 @@ class Group:
         return [Line(o, frame.micro, s, (), samples) for o, s in product(orders, schedules)]
 
     def _explored(
-        self, lines: Sequence[Line], limit: float, kept: Kept | None, enough: int
+        self, lines: Sequence[Line], limit: float, kept: Kept | None, enough: Callable[[], int]
     ) -> Iterator[Timed]:
         """The best of each of a frame's lines that takes less than ``limit``: of the first, and of
         others until there was ``enough`` effort, for those of many meshes take long."""
         for number, line in enumerate(lines):
-            if number and self.ledger.effort > enough:
+            if number and self.ledger.effort > enough():
                 each = sum(1 for _ in self._ways(line))
                 self.ledger.pruned.add("limit", self._too_many, each * (len(lines) - number))
                 return
@@ -233,6 +239,7 @@ class Group:
         self.ledger.effort += LOOKING * len(useful) * route.num_meshes
         numbers = [n for n in ((), *deeper(route)) if not too_slow(route.with_numbers(n), limit)]
         if not numbers:
+            self._fits = True
             pruned.add("bound", too_long, len(useful))
             return None
         self.ledger.considered += len(useful) * (len(numbers) - 1)
@@ -240,6 +247,7 @@ class Group:
             route = Route(self.costs, replace(each, in_flight=held))
             explored = explore(route, limit if best is None else min(limit, best.seconds))
             self.ledger.count(route, explored.played)
+            self._fits |= explored.fits
             if explored.best is None:
                 if explored.fits:
                     pruned.add("bound", too_long)

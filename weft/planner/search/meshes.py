@@ -90,11 +90,10 @@ class Meshes:
         per_node = self.costs.pools[pool].chips_per_node
         section = Section(pool, inner, 1, recompute)
         rank = Rank(pool, per_node, self.costs.without_ways(section, b))
-        parts = Held(1, False, False), Held(0, True, False), Held(0, False, True)
-        one, embed, head = (self.costs.times(rank, held) for held in parts)
-        two = self.costs.times(rank, Held(2, False, False))  # what each stage takes does not count
-        layer_s, forward_s = two.whole_s - one.whole_s, two.forward_s - one.forward_s
-        return Unit(layer_s, embed.whole_s, head.whole_s, forward_s)
+        layer = self.costs.one_layer(rank)
+        ends = Held(0, True, False), Held(0, False, True)
+        embed, head = (self.costs.times(rank, held) for held in ends)
+        return Unit(layer.whole_s, embed.whole_s, head.whole_s, layer.forward_s)
 
     def _activations_of(
         self, pool: int, inner: Axes, recompute: Recompute, b: int
