@@ -3,9 +3,12 @@
     python -m benchmarks.real_plans [--out DIR] [--profile FILE] [--only NAME] [--json]
 
 The profile comes first (``weft chips profile``), then every run is predicted before it starts and
-measured while it trains; nothing that a run shows enters the profile. Step time is the median after
-the first steps. Memory is the most that a rank had resident (peak RSS): what the kernel counts when
-it decides whom to end. A folder that holds some of the runs is gone on with.
+measured while it trains; nothing that a run shows enters the profile. Step time is the median
+after the first steps. A shared machine is now faster, now slower than when it was profiled:
+before and after each run the small real job that the profile was fitted to is timed again, on as
+many ranks, and errors are told as they are and beside the machine as it was then. Memory is the
+most that a rank had resident (peak RSS): what the kernel counts when it decides whom to end. A
+folder that holds some of the runs is gone on with.
 """
 
 from __future__ import annotations
@@ -16,11 +19,20 @@ import os
 import statistics
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from weft.cost.profile_file import saved_profiles
+from weft.elastic.chip_profile import WHOLE, real_steps
+from weft.elastic.pool import WorkerPool
+from weft.plan.mesh import Mesh
+from weft.platform.detect import detect_node
+from weft.simulate.known import knowledge_of_local, local_view
+from weft.simulate.step import time_of_plan
+
 STEPS = 9
+PACE, PACE_STEPS = "pace.json", 4
 TIMEOUT_S = 300.0
 SMALL = ("model.size=demo-5m", "data.seq_len=256", "batch.samples=8")
 WIDE = (
@@ -125,11 +137,19 @@ class Row:
     measured_s: float
     predicted_gib: tuple[float, ...]
     measured_gib: tuple[float, ...]
+    pace: float
+    """How many times as long as by the profile a job took that is not the plan's, in the same
+    minute."""
+
+    @property
+    def raw_error(self) -> float:
+        """Part of the measured step time; negative where it was predicted too short."""
+        return self.predicted_s / self.measured_s - 1
 
     @property
     def time_error(self) -> float:
-        """Part of the measured step time; negative where it was predicted too short."""
-        return self.predicted_s / self.measured_s - 1
+        """Likewise, of the machine as it was."""
+        return self.predicted_s * self.pace / self.measured_s - 1
 
     @property
     def memory_error(self) -> float:
@@ -166,12 +186,35 @@ def profile(out: Path, given: Path | None) -> None:
         weft(out, "chips", "profile", "--device", "cpu", timeout_s=600)
 
 
-def measure(out: Path, name: str) -> Row:
+class Pace:
+    """How long the job takes to which the profile of this machine was fitted."""
+
+    def __init__(self, out: Path, pool: WorkerPool) -> None:
+        self._pool, self._node = pool, detect_node()
+        ((_, self._profile),) = saved_profiles(out / "profiles")
+
+    def now(self, ranks: int) -> float:
+        """Beside what the profile says; ``ranks`` replicas of it."""
+        sample = replace(WHOLE, mesh=Mesh.of(tuple(range(ranks)), dp=ranks))
+        took = self._pool.run(real_steps, "cpu", sample, PACE_STEPS, world_size=ranks)
+        plan, profile = sample.plan("cpu"), self._profile
+        view = local_view(self._node, profile, ranks)
+        known = knowledge_of_local(profile, ranks)
+        seq_len = sample.spec.seq_len
+        time = time_of_plan(plan, sample.spec, view, seq_len=seq_len, knowledge=known)
+        return max(took) / time.step_s
+
+
+def measure(out: Path, name: str, pace: Pace) -> Row:
     """Run one plan, unless that was done before."""
     folder = out / name.replace(" ", "-").replace(",", "")
-    if not (folder / "summary.json").exists():
+    if not (folder / PACE).exists():
         cache = f"data.cache_dir={out / 'cache'}"
+        ranks = 1 if name.startswith("one rank") else 2
+        before = pace.now(ranks)
         weft(out, "train", "debug", *ALWAYS, *PLANS[name], cache, "--out", str(folder), "--quiet")
+        both_paces = before, pace.now(ranks)
+        (folder / PACE).write_text(json.dumps(both_paces))
     both = json.loads((folder / "summary.json").read_text("utf-8"))["prediction"]
     before, after = both["predicted"], both["measured"]
     return Row(
@@ -180,14 +223,29 @@ def measure(out: Path, name: str) -> Row:
         measured_s=after["step_time_s"],
         predicted_gib=tuple(before["memory_gib"]),
         measured_gib=tuple(after["memory_gib"]),
+        pace=statistics.mean(json.loads((folder / PACE).read_text("utf-8"))),
+    )
+
+
+def told(row: Row) -> str:
+    """In a line."""
+    memory = " ".join(
+        f"{before:.2f}/{after:.2f}"
+        for before, after in zip(row.predicted_gib, row.measured_gib, strict=True)
+    )
+    return (
+        f"{row.name:30} {row.predicted_s:7.3f} s, took {row.measured_s:7.3f} s"
+        f" ({row.raw_error:+.1%}; {row.time_error:+.1%} at its pace of {row.pace:.3f}); "
+        f"memory {memory} GiB ({row.memory_error:+.1%})"
     )
 
 
 def summary(rows: list[Row]) -> list[dict[str, Any]]:
     """The schema that every benchmark prints."""
     records = []
-    for what in ("time", "memory"):
-        errors = {row.name: row.time_error if what == "time" else row.memory_error for row in rows}
+    every = {"time": "time_error", "time by the clock": "raw_error", "memory": "memory_error"}
+    for what, key in every.items():
+        errors = {row.name: getattr(row, key) for row in rows}
         sizes = sorted(abs(error) for error in errors.values())
         records.append(
             {
@@ -216,19 +274,12 @@ def main() -> None:
     profile(out, options.profile)
     names = [options.only] if options.only else list(PLANS)
     rows = []
-    for name in names:
-        rows.append(measure(out, name))
-        row = rows[-1]
-        if not options.json:
-            memory = " ".join(
-                f"{before:.2f}/{after:.2f}"
-                for before, after in zip(row.predicted_gib, row.measured_gib, strict=True)
-            )
-            print(
-                f"{name:30} {row.predicted_s:7.3f} s, took {row.measured_s:7.3f} s"
-                f" ({row.time_error:+.1%}); memory {memory} GiB ({row.memory_error:+.1%})",
-                flush=True,
-            )
+    with WorkerPool() as pool:
+        pace = Pace(out, pool)
+        for name in names:
+            rows.append(measure(out, name, pace))
+            if not options.json:
+                print(told(rows[-1]), flush=True)
     records = summary(rows)
     if options.json:
         print(json.dumps(records, indent=2))
