@@ -10,6 +10,7 @@ import pytest
 from weft.cluster.cluster import Chip, Node, catalogue
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
+from weft.cost.memory import CPU
 from weft.cost.operators import Op
 from weft.cost.profile import (
     AttentionTime,
@@ -182,6 +183,12 @@ def test_links_of_a_lab_reach_what_they_say_and_hide_behind_computing() -> None:
     assert hardware.software.step_s == PROFILE.scaled(0.25).software.step_s
     chip_sends = replace(known, host_bytes_s=0.0).hardware_of(pool)
     assert chip_sends.fabric.across_bytes_s == pytest.approx(0.8 * 0.125e9)
+
+
+def test_memory_is_counted_as_it_was_measured() -> None:
+    """What an allocator takes besides; as usual where that was not measured."""
+    assert replace(PROFILE, fragments=0.5).overheads.fragments == 0.5
+    assert PROFILE.overheads.fragments == CPU.fragments > 0
 
 
 def test_a_place_has_the_measured_links() -> None:

@@ -55,6 +55,7 @@ def test_a_quick_profile_of_this_machine() -> None:
     assert 1e9 < profile.peak_flops("fp32") < 1e13
     assert 0.5 < profile.gap < 3
     assert 50e6 < profile.runtime_bytes < 2e9
+    assert 0 < profile.fragments < 3
 
 
 def test_links_are_measured_between_two_ranks(pool) -> None:

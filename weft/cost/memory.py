@@ -99,7 +99,7 @@ class Overheads:
     """Of a runtime that computes something again."""
 
 
-ARRIVING = 0.4
+ARRIVING = 0.73
 """As ``Overheads.fragments``, where tensors arrive in the middle of each pass of a processor: they
 lie between others that are kept. Measured with tensor parallelism and with level 3."""
 CPU = Overheads(runtime_bytes=0.32 * 2**30, fragments=0.33, again_bytes=0.065 * 2**30)
@@ -192,8 +192,8 @@ def stage_memory(
         # Gradients of one layer, until they are added, and a matrix's as it is.
         gathered *= 1 + choice.state.grad / choice.state.weight / 2
         gathered += choice.state.weight * shape.d_model * shape.d_ff / work.share("d_ff")
-    arriving = ARRIVING * (work.eager and (work.share("d_ff") > 1 or choice.zero == 3))
-    fragments = overheads.fragments + arriving
+    arriving = work.eager and (work.share("d_ff") > 1 or choice.zero == 3)
+    fragments = max(overheads.fragments, ARRIVING * arriving)
     return StageMemory(
         whole=Memory(
             **whole,
@@ -256,12 +256,15 @@ def _state(shape: ModelShape, choice: StageChoice) -> tuple[dict[str, float], Me
 
 
 def _buckets(shape: ModelShape, choice: StageChoice) -> float:
-    """Two on their way. On a processor from level 2 on three of the program's with what comes of
-    them, some of them while the next microbatch computes already; and what the library has."""
+    """Two on their way. On a processor they are summed where they are, beside what the library
+    has; from level 2 on three of the program's with what comes of them, some of them while the next
+    microbatch computes already."""
     if choice.num_holders == 1:
         return 0.0
-    if not choice.work.eager or choice.zero < 2:
+    if not choice.work.eager:
         return 2 * BUCKET_BYTES
+    if choice.zero < 2:
+        return min(LIBRARY_BYTES, choice.state.grad * sum(trained_params(shape, choice)))
     dense, experts = trained_params(shape, choice)
     own = _largest_unit(shape, choice.work) if choice.zero == 3 else dense + experts
     largest = min(BUCKET_BYTES, choice.state.grad * own)

@@ -162,6 +162,8 @@ class Profile:
     """See ``Software.cast_layer_s``."""
     runtime_bytes: float
     """Memory of a rank that has joined a job and holds nothing yet."""
+    fragments: float = 0.0
+    """As of ``Overheads``; 0: as usual."""
     gap: float = 1.0
     """A whole block takes so many times as long as its operations by themselves."""
     cast_gap: float = 1.0
@@ -255,7 +257,7 @@ class Profile:
         """Memory of a rank besides what a plan asks for."""
         usual = CPU if self.machine.device == "cpu" else ACCELERATOR
         own = self.runtime_bytes + self.corrections.runtime_bytes
-        return replace(usual, runtime_bytes=own)
+        return replace(usual, runtime_bytes=own, fragments=self.fragments or usual.fragments)
 
     @property
     def link_bytes_s(self) -> float:

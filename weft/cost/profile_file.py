@@ -17,7 +17,14 @@ from weft.cost.profile import Profile
 
 VERSION = 1
 """Of the schema. Files of another version are refused, for their numbers mean something else."""
-MAY_BE_ZERO = ("step_s", "layer_s", "cast_layer_s", "sending_bytes_s", "runtime_bytes")
+MAY_BE_ZERO = (
+    "step_s",
+    "layer_s",
+    "cast_layer_s",
+    "sending_bytes_s",
+    "runtime_bytes",
+    "fragments",
+)
 FOLDER_KEY = "WEFT_PROFILES"
 """Environment variable that names another folder for profiles."""
 

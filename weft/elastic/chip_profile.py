@@ -18,6 +18,7 @@ from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.comm.members import Channel
 from weft.config.optim_sections import AdamWConfig
+from weft.cost.memory import Overheads, memory_of_plan
 from weft.cost.operators import PHASES, Op
 from weft.cost.profile import Contention, LinkKind, LinkTime, Machine, MovingTime, Profile
 from weft.elastic import measure
@@ -89,7 +90,7 @@ def profile_chip(node: Node, *, device: str, quick: bool, say: Say) -> Profile:
     dtypes: tuple[Dtype, ...] = ("fp32", "bf16") if fast_bf16 else ("fp32",)
     ranks = node.cores if device == "cpu" else len(node.chips)
     with WorkerPool() as pool:
-        runtime = pool.run(measure_runtime, device, world_size=1)[0]  # before anything else
+        runtime = pool.run(measure_peak, device, SHORT, world_size=1)[0]  # before anything else
         say("products, attention, and what memory bounds")
         found = pool.run(measure_alone, device, dtypes, quick, world_size=1)[0]
         heads = found.pop("heads")
@@ -113,21 +114,42 @@ def profile_chip(node: Node, *, device: str, quick: bool, say: Say) -> Profile:
         profile = _fitted(profile, node, pool, rounds=3 if quick else 10)
         if fast_bf16:
             profile = _casting(profile, node, pool, rounds=3 if quick else 10)
-        if ranks > 1:
-            say("links between ranks")
-            links = pool.run(measure_links, device, quick, world_size=2)[0]
-            sending = pool.run(measure_sending, device, world_size=2)
-            profile = replace(profile, links=tuple(links), sending_bytes_s=min(sending))
-        if ranks > 1 and device == "cpu":  # they share memory, and who sends computes less
-            say("real steps of ranks that compute and talk at once")
-            profile = _in_company(profile, node, pool, ranks, rounds=6 if quick else 15)
+        if device == "cpu":
+            profile = replace(profile, fragments=_fragments(runtime))
+        return _beside_others(profile, node, pool, ranks, quick, say) if ranks > 1 else profile
+
+
+def _beside_others(
+    profile: Profile, node: Node, pool: WorkerPool, ranks: int, quick: bool, say: Say
+) -> Profile:
+    """Links, and what ranks of one processor take from each other: they share memory, and who sends
+    computes less."""
+    device = profile.machine.device
+    say("links between ranks")
+    links = pool.run(measure_links, device, quick, world_size=2)[0]
+    sending = pool.run(measure_sending, device, world_size=2)
+    profile = replace(profile, links=tuple(links), sending_bytes_s=min(sending))
+    if device == "cpu":
+        say("real steps of ranks that compute and talk at once")
+        profile = _in_company(profile, node, pool, ranks, rounds=6 if quick else 15)
     return profile
 
 
-def measure_runtime(address: RankAddress, device: str) -> float:
-    """Most memory of a rank that trains next to nothing."""
-    real_steps(address, device, SHORT, 2)
+def measure_peak(address: RankAddress, device: str, sample: Sample) -> float:
+    """Most memory of a rank that trains this first of all; ``SHORT`` is next to nothing."""
+    real_steps(address, device, sample, 4)
     return platform_named(device).peak_memory_gib() * 2**30
+
+
+def _fragments(runtime_bytes: float) -> float:
+    """Of what comes and goes, what a processor's allocator takes besides, by a real job."""
+    with WorkerPool() as pool:  # a process that has done nothing yet
+        peak: float = pool.run(measure_peak, "cpu", WHOLE, world_size=1)[0]
+    asked = Overheads(runtime_bytes=runtime_bytes)
+    plan, spec = WHOLE.plan("cpu"), WHOLE.spec
+    memory = memory_of_plan(plan, spec, spec.seq_len, {"cpu": asked})[0]
+    moving = memory.activations + memory.working + memory.logits
+    return max(peak - memory.total, 0.0) / moving
 
 
 def measure_alone(
