@@ -81,6 +81,21 @@ def test_no_plan_is_said_to_be_ruled_out_by_a_bound_that_it_beats() -> None:
     assert told == {"bound", "slower"}
 
 
+def test_more_in_flight_is_weighed_as_it_is() -> None:
+    """Where the search looks for it; the bound that is told is that of these numbers."""
+    plan = on_a100s()
+    (pipeline,) = plan.pipelines
+    deeper = replace(plan, pipelines=(replace(pipeline, schedule="1f1b", in_flight=(3, 1)),))
+    told = []
+    for options in (replace(OPTIONS, in_flight=True), OPTIONS):
+        problem = Problem(CASE.workload, CASE.cluster, options=options)
+        told.append(verdict(deeper, problem, best_s=inf))
+    assert told[0].kind == "slower" and "usual order" not in told[0].words
+    assert "in flight" in told[1].words and told[1].kind == "shape"
+    (line,) = lines_of(deeper, CASE.cluster)
+    assert line.in_flight == (3, 1)
+
+
 def test_the_best_loses_to_nobody() -> None:
     found = search(Problem(CASE.workload, CASE.cluster, options=OPTIONS)).best
     problem = Problem(CASE.workload, found.cluster, options=OPTIONS)

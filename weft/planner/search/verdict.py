@@ -68,7 +68,7 @@ def verdict(plan: Plan, problem: Problem, *, best_s: float) -> Reason:
             _refuse_outside(line, costs)
     except OutsideError as outside:
         return Reason("shape", f"the search does not look there: {outside}")
-    is_made = any(pipeline.in_flight or pipeline.lists for pipeline in plan.pipelines)
+    is_made = any(pipeline.lists for pipeline in plan.pipelines)
     made = "with its schedule's usual order, " if is_made else ""
     routes = [Route(costs, line) for line in lines]
     bound = max(map(least_seconds, routes)) * problem.knowledge.stretch(plan.world_size)
@@ -149,7 +149,8 @@ def _line(pipeline: PipelinePlan, cluster: ClusterView) -> Line:
     expected = stage_layers(pipeline.schedule, layers)
     if chunks != {SCHEDULES[pipeline.schedule].chunks} or expected != tuple(counts):
         raise OutsideError("stages of one mesh are two at most there, and share its layers evenly")
-    return Line(sections, pipeline.microbatch, pipeline.schedule, layers, pipeline.samples)
+    line = Line(sections, pipeline.microbatch, pipeline.schedule, layers, pipeline.samples)
+    return replace(line, in_flight=() if pipeline.lists else pipeline.in_flight)
 
 
 def _section(stage: StagePlan, cluster: ClusterView) -> Section:
@@ -180,6 +181,8 @@ def _refuse_outside(line: Line, costs: Costs) -> None:
     modes = options.recompute + MODES_APART * options.mixed_recompute
     if line.schedule not in options.schedules and line.num_meshes > 1:
         raise OutsideError(f"the schedule was kept to {', '.join(options.schedules)}")
+    if line.in_flight and not options.in_flight:
+        raise OutsideError("it tries no more microbatches in flight than the schedule has")
     for section in line.sections:
         if section.recompute not in modes:
             more = "; mixes are tried where a plan is among its best few" * options.mixed_recompute
