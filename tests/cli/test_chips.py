@@ -10,6 +10,7 @@ from resolve.profiles import profile
 
 from weft.cli.main import run
 from weft.cluster.cluster import catalogue
+from weft.config.errors import RunError
 from weft.cost.profile import (
     AttentionTime,
     Corrections,
@@ -19,7 +20,8 @@ from weft.cost.profile import (
     Product,
     Profile,
 )
-from weft.cost.profile_file import save_profile
+from weft.cost.profile_file import load_profile, save_profile
+from weft.elastic.failure import Failure, RanksFailedError
 from weft.platform.busy import _worked_s, busy_cores
 
 MACHINE = Machine(
@@ -107,10 +109,41 @@ def test_other_work_meanwhile_is_said(
     watched = iter((before, after))
     monkeypatch.setattr("weft.cli.profiling.busy_cores", lambda _: next(watched))
     monkeypatch.setattr("weft.elastic.chip_profile.profile_chip", lambda node, **_: profile(node))
+    monkeypatch.setattr("weft.lab.turns.measure_parts", lambda **_: ())
     assert run(["chips", "profile", "--device", "cpu", "--out", str(tmp_path / "p.json")]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert (f"other work took {is_said} cores" in said) == bool(is_said)
     assert (tmp_path / "p.json").exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RunError("control group /x cannot be made: Read-only"),
+        RanksFailedError([Failure(0, "error", "OSError: /x cannot be entered")]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_was_measured_is_kept_where_no_group_can_be_made(
+    error: Exception,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Root of a container may lack what a lab needs, which shows only when it is tried."""
+
+    def refuse(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("weft.cli.profiling.busy_cores", lambda _: 0.0)
+    monkeypatch.setattr("weft.cli.profiling.why_not_here", lambda: "")
+    monkeypatch.setattr("weft.elastic.chip_profile.profile_chip", lambda node, **_: profile(node))
+    monkeypatch.setattr("weft.lab.turns.measure_parts", refuse)
+    assert run(["chips", "profile", "--device", "cpu", "--out", str(tmp_path / "p.json")]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "parts of a core, which only labs have, were not measured: " in said
+    assert "/x cannot be" in said
+    assert load_profile(tmp_path / "p.json").parts == ()
 
 
 def test_a_core_that_works_is_seen() -> None:

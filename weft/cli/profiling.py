@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from weft.cli.output import warn
 from weft.cluster.cluster import HOST, Node
-from weft.cost.profile import Profile
+from weft.config.errors import RunError
+from weft.cost.profile import Part, Profile
 from weft.lab.tools import why_not_here
 from weft.platform.busy import busy_cores
 
@@ -20,13 +21,12 @@ def measure_profile(node: Node, *, device: str, quick: bool, say: Callable[[str]
     """As ``profile_chip``, with parts of a core where a lab can be built; warns where the machine
     was busy before or right after."""
     from weft.elastic.chip_profile import profile_chip
-    from weft.lab.turns import measure_parts
 
     before = busy_cores(WATCHED_S)
     found = profile_chip(node, device=device, quick=quick, say=say)
     if device == HOST and not why_not_here():
         say("parts of a core, as labs give them")
-        found = replace(found, parts=measure_parts(quick=quick))
+        found = replace(found, parts=_parts(quick=quick))
     most = max(before, busy_cores(WATCHED_S))
     if most > BUSY:
         warn(
@@ -36,3 +36,16 @@ def measure_profile(node: Node, *, device: str, quick: bool, say: Callable[[str]
             ]
         )
     return found
+
+
+def _parts(*, quick: bool) -> tuple[Part, ...]:
+    """None, and a warning, where root may not make control groups or a rank cannot enter one: what
+    took minutes to measure is not lost for it."""
+    from weft.elastic.failure import RanksFailedError
+    from weft.lab.turns import measure_parts
+
+    try:
+        return measure_parts(quick=quick)
+    except (RunError, RanksFailedError) as error:
+        warn([f"parts of a core, which only labs have, were not measured: {error}"])
+        return ()
