@@ -182,7 +182,7 @@ def mesh_times(
         split: Backward is in halves.
     """
     held = (Held(0, first, last) for first, last in ends)
-    times = [costs.one_layer(rank), *(costs.times(rank, each) for each in held)]
+    times = [costs.more_layers(rank, 1), *(costs.times(rank, each) for each in held)]
     forward = [time.of("F") for time in times]
     back = [time.of("I" if split else "B") for time in times]
     whole = [time.of("F") + time.of("B") for time in times]

@@ -131,16 +131,16 @@ class Costs:
         other.problem, other.options = problem, problem.options
         return other
 
-    def one_layer(self, rank: Rank) -> StageTimes:
-        """One layer more, without what a stage takes whatever it computes."""
-        one = self.times(rank, Held(1, False, False))
+    def more_layers(self, rank: Rank, num_layers: int) -> StageTimes:
+        """So many layers more, without what a stage takes whatever it computes."""
+        some = self.times(rank, Held(num_layers, False, False))
         if not self.hardware(rank.pool, rank.per_node).software.stage_layers:
-            return one
+            return some
         none = self.times(rank, Held(0, False, False))
         return StageTimes(
-            forward_s=one.forward_s - none.forward_s,
-            input_grad_s=one.input_grad_s - none.input_grad_s,
-            weight_grad_s=one.weight_grad_s - none.weight_grad_s,
+            forward_s=some.forward_s - none.forward_s,
+            input_grad_s=some.input_grad_s - none.input_grad_s,
+            weight_grad_s=some.weight_grad_s - none.weight_grad_s,
         )
 
     def _hardware(self, pool: int, per_node: int) -> Hardware:

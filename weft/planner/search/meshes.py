@@ -90,7 +90,7 @@ class Meshes:
         per_node = self.costs.pools[pool].chips_per_node
         section = Section(pool, inner, 1, recompute)
         rank = Rank(pool, per_node, self.costs.without_ways(section, b))
-        layer = self.costs.one_layer(rank)
+        layer = self.costs.more_layers(rank, 1)
         ends = Held(0, True, False), Held(0, False, True)
         embed, head = (self.costs.times(rank, held) for held in ends)
         return Unit(layer.whole_s, embed.whole_s, head.whole_s, layer.forward_s)

@@ -234,7 +234,8 @@ class Kinds:
                 )
                 once_s = max(inside.update_s - step_s, 0.0)
                 ends_s = max(whole.update_s - inside.update_s, 0.0)
-                yield inside.whole_s / layers, once_s / layers, ends_s
+                layers_s = self.costs.more_layers(rank, layers).whole_s
+                yield layers_s / layers, once_s / layers, ends_s
 
     def _crossing_s(self, section: Section) -> float:
         """What a border between nodes carries one way, where there has to be one."""
