@@ -94,6 +94,20 @@ def test_casts_are_predicted_as_they_were_measured() -> None:
         assert chip_profile._predicted(fitted, node, sample) == alone
 
 
+def test_a_chip_that_only_waits_for_its_host_has_a_profile_that_can_be_read() -> None:
+    """Layers take longer where they are narrow than where they are whole."""
+    node = replace(detect_node(), cores=2, cpu_bf16=True)
+    in_fp32 = {chip_profile.SHORT: 1.0, chip_profile.DEEP: 5.0, chip_profile.WHOLE: 0.5}
+    in_bf16 = {replace(sample, precision="bf16"): 1.1 * s for sample, s in in_fp32.items()}
+    pool = TakingEach(in_fp32 | in_bf16)
+    fitted = chip_profile._fitted(PROFILE, node, pool, rounds=1)
+    for profile in fitted, chip_profile._casting(fitted, node, pool, rounds=1):
+        assert from_data(json.loads(to_json(profile))) == profile
+    slow_casts = TakingEach({sample: 100 * s for sample, s in in_bf16.items()})
+    cast = chip_profile._casting(PROFILE, node, slow_casts, rounds=1)
+    assert from_data(json.loads(to_json(cast))) == cast
+
+
 @dataclass
 class TakingEach:
     """A pool whose jobs take the given seconds, by their sample."""

@@ -43,6 +43,9 @@ LONG_BYTES, LEAST_SUMS = 1 << 22, 9
 HEADS = ((512, 2048), (512, 4096), (2048, 4096))
 """Tokens and vocabulary of the heads that are measured, at a width of ``HEAD_WIDTH``."""
 HEAD_WIDTH = 256
+LEAST_GAP = 0.05
+"""Where a chip waits for its host nearly all the time, noise may say that operations take less than
+nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,7 +200,7 @@ def _fitted(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> P
     profile = replace(profile, layer_s=_each_layer_s(profile, node, DEEP, deep))
     profile = replace(profile, step_s=max(short - _predicted(profile, node, SHORT), 0.0))
     once = _predicted(replace(profile, gap=0.0), node, WHOLE)
-    return replace(profile, gap=(whole - once) / (_predicted(profile, node, WHOLE) - once))
+    return replace(profile, gap=_gap(whole, once, _predicted(profile, node, WHOLE)))
 
 
 def _casting(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> Profile:
@@ -213,8 +216,13 @@ def _casting(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> 
         once, twice = (
             _predicted(replace(profile, cast_gap=gap), node, whole) for gap in (0.0, 1.0)
         )
-        profile = replace(profile, cast_gap=(whole_s - once) / (twice - once))
+        profile = replace(profile, cast_gap=_gap(whole_s, once, twice))
     return profile
+
+
+def _gap(took_s: float, without_s: float, with_s: float) -> float:
+    """How many times as long operations take; a step without and with them is predicted so."""
+    return max((took_s - without_s) / (with_s - without_s), LEAST_GAP)
 
 
 def _each_layer_s(profile: Profile, node: Node, sample: Sample, took_s: float) -> float:
