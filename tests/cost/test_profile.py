@@ -181,6 +181,8 @@ def test_links_of_a_lab_reach_what_they_say_and_hide_behind_computing() -> None:
     assert hardware.fabric.across_bytes_s == pytest.approx(0.95 * 0.125e9)
     assert hardware.software.data_hidden == pytest.approx(1 - 0.95 * 0.125 / 0.5)
     assert hardware.software.step_s == PROFILE.scaled(0.25).software.step_s
+    fast = replace(pool, network_gbit_s=100.0)  # its core is what it waits for
+    assert known.hardware_of(fast).software.data_hidden == 0
     chip_sends = replace(known, host_bytes_s=0.0).hardware_of(pool)
     assert chip_sends.fabric.across_bytes_s == pytest.approx(0.8 * 0.125e9)
 
