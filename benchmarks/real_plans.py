@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -211,6 +212,8 @@ def measure(out: Path, name: str, pace: Pace) -> Row:
     if not (folder / PACE).exists():
         cache = f"data.cache_dir={out / 'cache'}"
         ranks = 1 if name.startswith("one rank") else 2
+        if folder.exists():  # cut off before its pace was known
+            shutil.rmtree(folder)
         before = pace.now(ranks)
         weft(out, "train", "debug", *ALWAYS, *PLANS[name], cache, "--out", str(folder), "--quiet")
         both_paces = before, pace.now(ranks)
