@@ -55,7 +55,7 @@ def test_generations_are_searches(number: int, told: dict[str, int]) -> None:
     best = search(Problem(WORK, chips.pools, knowledge=chips.knowledge, options=options)).best
     assert trial.plan == renumbered(best.plan, best.cluster, chips.by_rank)
     assert trial.generation == str(number + 1) and trial.name.startswith(f"{number + 1}: ")
-    assert chips.time(trial.plan, WORK).step_s == pytest.approx(best.time.step_s, rel=1e-3)
+    assert chips.time(trial.plan, WORK).step_s == pytest.approx(best.time.step_s, rel=3e-3)
 
 
 def test_each_part_alone_is_a_search() -> None:

@@ -115,7 +115,9 @@ def _nodes_used(used: ClusterView, cluster: ClusterView) -> Iterator[NodesUsed]:
 
 
 def _is_part(part: ChipPool, pool: ChipPool) -> bool:
+    """Some of its nodes, or some chips of its node, with their part of what the host has."""
     whole = replace(part, num_nodes=pool.num_nodes, chips_per_node=pool.chips_per_node)
+    whole = replace(whole, host_gib=pool.host_gib, disk_gb_s=pool.disk_gb_s)
     return replace(whole, node=pool.node) == pool
 
 
