@@ -25,12 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from weft.cost.profile_file import saved_profiles
-from weft.elastic.chip_profile import WHOLE, real_steps
+from weft.elastic.chip_profile import WHOLE, predicted_s, real_steps
 from weft.elastic.pool import WorkerPool
 from weft.plan.mesh import Mesh
 from weft.platform.detect import detect_node
-from weft.simulate.known import knowledge_of_local, local_view
-from weft.simulate.step import time_of_plan
 
 STEPS = 9
 PACE, PACE_STEPS = "pace.json", 4
@@ -198,12 +196,7 @@ class Pace:
         """Beside what the profile says; ``ranks`` replicas of it."""
         sample = replace(WHOLE, mesh=Mesh.of(tuple(range(ranks)), dp=ranks))
         took = self._pool.run(real_steps, "cpu", sample, PACE_STEPS, world_size=ranks)
-        plan, profile = sample.plan("cpu"), self._profile
-        view = local_view(self._node, profile, ranks)
-        known = knowledge_of_local(profile, ranks)
-        seq_len = sample.spec.seq_len
-        time = time_of_plan(plan, sample.spec, view, seq_len=seq_len, knowledge=known)
-        return max(took) / time.step_s
+        return max(took) / predicted_s(self._profile, self._node, sample)
 
 
 def measure(out: Path, name: str, pace: Pace) -> Row:

@@ -72,10 +72,10 @@ def test_ranks_side_by_side_are_predicted_as_they_were_measured() -> None:
     fitted = chip_profile._in_company(PROFILE, node, Taking(taken), 2, rounds=1)
     for axis, seconds in taken.items():
         sample = replace(chip_profile.WHOLE, mesh=Mesh.of((0, 1), **{axis: 2}))
-        assert chip_profile._predicted(PROFILE, node, sample) < seconds
-        assert chip_profile._predicted(fitted, node, sample) == pytest.approx(seconds)
-    alone = chip_profile._predicted(PROFILE, node, chip_profile.WHOLE)
-    assert chip_profile._predicted(fitted, node, chip_profile.WHOLE) == alone
+        assert chip_profile.predicted_s(PROFILE, node, sample) < seconds
+        assert chip_profile.predicted_s(fitted, node, sample) == pytest.approx(seconds)
+    alone = chip_profile.predicted_s(PROFILE, node, chip_profile.WHOLE)
+    assert chip_profile.predicted_s(fitted, node, chip_profile.WHOLE) == alone
 
 
 def test_casts_are_predicted_as_they_were_measured() -> None:
@@ -84,14 +84,14 @@ def test_casts_are_predicted_as_they_were_measured() -> None:
     deep, whole = (
         replace(sample, precision="bf16") for sample in (chip_profile.DEEP, chip_profile.WHOLE)
     )
-    before = [chip_profile._predicted(PROFILE, node, sample) for sample in (deep, whole)]
+    before = [chip_profile.predicted_s(PROFILE, node, sample) for sample in (deep, whole)]
     taken = {deep: 3 * before[0], whole: 2 * before[1]}
     fitted = chip_profile._casting(PROFILE, node, TakingEach(taken), rounds=1)
-    assert chip_profile._predicted(fitted, node, whole) == pytest.approx(taken[whole])
-    assert chip_profile._predicted(fitted, node, deep) == pytest.approx(taken[deep], rel=1e-3)
+    assert chip_profile.predicted_s(fitted, node, whole) == pytest.approx(taken[whole])
+    assert chip_profile.predicted_s(fitted, node, deep) == pytest.approx(taken[deep], rel=1e-3)
     for sample in (chip_profile.DEEP, chip_profile.WHOLE):
-        alone = chip_profile._predicted(PROFILE, node, sample)
-        assert chip_profile._predicted(fitted, node, sample) == alone
+        alone = chip_profile.predicted_s(PROFILE, node, sample)
+        assert chip_profile.predicted_s(fitted, node, sample) == alone
 
 
 def test_a_chip_that_only_waits_for_its_host_has_a_profile_that_can_be_read() -> None:

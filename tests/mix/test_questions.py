@@ -49,7 +49,8 @@ def test_kinds_and_the_part_of_a_cluster_that_has_one() -> None:
     ],
 )
 def test_generations_are_searches(number: int, told: dict[str, int]) -> None:
-    """By shares, layers and meshes: nothing else decides them."""
+    """By shares, layers and meshes: nothing else decides them. A kind is searched as if it had its
+    node's way out alone."""
     trial, chips = answers()[1:][number], chips_of()
     options = Options(micros=(2,), leave_idle=False, **told)
     best = search(Problem(WORK, chips.pools, knowledge=chips.knowledge, options=options)).best

@@ -15,15 +15,13 @@ from math import exp, log
 from typing import Literal, NamedTuple
 
 from weft.cluster.cluster import Dtype
-from weft.cost.memory import ACCELERATOR, CPU, Overheads
+from weft.cost.memory import ACCELERATOR, BUCKET_BYTES, CPU, Overheads
 from weft.cost.operators import PHASES, Op, Phase
 from weft.cost.timing import Hardware, Software
 from weft.cost.traffic import Fabric
 
 ADDED_BYTES = 12
 """Of one parameter: two gradients read, their sum written."""
-BUCKET_BYTES = 8 * 2**20
-"""Of the runtime's messages of gradients."""
 SHARPNESS = 4
 """Power of the distance by which measured shapes lose their say."""
 

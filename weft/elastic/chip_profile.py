@@ -130,9 +130,10 @@ def _beside_others(
     device = profile.machine.device
     say("links between ranks")
     links = pool.run(measure_links, device, quick, world_size=2)[0]
-    sending = pool.run(measure_sending, device, world_size=2)
-    profile = replace(profile, links=tuple(links), sending_bytes_s=min(sending))
+    profile = replace(profile, links=tuple(links))
     if device == "cpu":
+        sending = pool.run(measure_sending, device, world_size=2)
+        profile = replace(profile, sending_bytes_s=min(sending))
         say("real steps of ranks that compute and talk at once")
         profile = _in_company(profile, node, pool, ranks, rounds=6 if quick else 15)
     return profile
@@ -198,9 +199,9 @@ def _fitted(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> P
         for sample in (SHORT, DEEP, WHOLE)
     )
     profile = replace(profile, layer_s=_each_layer_s(profile, node, DEEP, deep))
-    profile = replace(profile, step_s=max(short - _predicted(profile, node, SHORT), 0.0))
-    once = _predicted(replace(profile, gap=0.0), node, WHOLE)
-    return replace(profile, gap=_gap(whole, once, _predicted(profile, node, WHOLE)))
+    profile = replace(profile, step_s=max(short - predicted_s(profile, node, SHORT), 0.0))
+    once = predicted_s(replace(profile, gap=0.0), node, WHOLE)
+    return replace(profile, gap=_gap(whole, once, predicted_s(profile, node, WHOLE)))
 
 
 def _casting(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> Profile:
@@ -214,7 +215,7 @@ def _casting(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> 
         bare = replace(profile, cast_layer_s=0.0)
         profile = replace(profile, cast_layer_s=_each_layer_s(bare, node, deep, deep_s))
         once, twice = (
-            _predicted(replace(profile, cast_gap=gap), node, whole) for gap in (0.0, 1.0)
+            predicted_s(replace(profile, cast_gap=gap), node, whole) for gap in (0.0, 1.0)
         )
         profile = replace(profile, cast_gap=_gap(whole_s, once, twice))
     return profile
@@ -228,10 +229,11 @@ def _gap(took_s: float, without_s: float, with_s: float) -> float:
 def _each_layer_s(profile: Profile, node: Node, sample: Sample, took_s: float) -> float:
     """Of a layer's forward: what a step took besides all that is predicted."""
     layers = sample.microbatches * (sample.spec.num_layers + 2)
-    return max(took_s - _predicted(profile, node, sample), 0.0) / layers / 3
+    return max(took_s - predicted_s(profile, node, sample), 0.0) / layers / 3
 
 
-def _predicted(profile: Profile, node: Node, sample: Sample) -> float:
+def predicted_s(profile: Profile, node: Node, sample: Sample) -> float:
+    """Of a step of the sample, by a profile of this machine."""
     plan = sample.plan(profile.machine.device)
     view = local_view(node, profile, plan.world_size)
     known = knowledge_of_local(profile, plan.world_size)
@@ -273,7 +275,7 @@ def _in_company(
         """How many times as long, so that a real step of the sample is predicted right."""
         many = len(sample.mesh.ranks)
         took: float = max(pool.run(real_steps, device, sample, rounds, world_size=many))
-        once, twice = (_predicted(changed(times), node, sample) for times in (1.0, 2.0))
+        once, twice = (predicted_s(changed(times), node, sample) for times in (1.0, 2.0))
         return max(1 + (took - once) / (twice - once), 1.0)
 
     found = [Contention(1, 1.0)]

@@ -97,7 +97,7 @@ class Group:
         self.found: list[Timed] = []
         """The best of each frame and schedule that was simulated."""
         self._fits = False
-        """Something did, of what was looked at, whether it was fast enough or not."""
+        """Something did, of what was looked at, or was too slow to be asked."""
 
     def best(
         self,
