@@ -3,13 +3,16 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, permutations
+from math import inf
 
+import numpy as np
 import pytest
 
 from benchmarks.every_plan import CASES, WITHOUT_LIMIT, Case, every_pipeline, fits, pool
 from weft.cluster.view import ChipPool, ClusterView
 from weft.planner.problem import Options, Problem
 from weft.planner.search.choice import Line
+from weft.planner.search.combined import slowest_s
 from weft.planner.search.costs import Costs
 from weft.planner.search.frames import Frame, Space
 from weft.planner.search.meshes import Meshes
@@ -88,3 +91,11 @@ def test_frames_promise_nearly_what_long_steps_take(kinds: int) -> None:
             seconds = route.seconds(filled(route, case.num_layers))
             near.append(case.samples * frame.per_sample_s / seconds)
     assert 0.955 < max(near) <= 1
+
+
+def test_what_the_fullest_cannot_hold_others_do() -> None:
+    """12 layers on kinds of 2 and 1 layers a second, by hand: both have room; the first has it for
+    4, which are done after 2 s; both have too little."""
+    speeds = np.array([[2.0, 2.0, 2.0], [1.0, 1.0, 1.0]])
+    most = np.array([[12.0, 4.0, 4.0], [12.0, 12.0, 7.0]])
+    assert slowest_s(12, speeds, most, most / speeds).tolist() == [4.0, 8.0, inf]

@@ -6,15 +6,14 @@ still open. Its bound knows how many layers each kind has memory for, and how fa
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
-from heapq import nsmallest
 from itertools import pairwise, product
-from math import factorial, inf, prod
-from operator import attrgetter
+from math import factorial, prod
 from typing import NamedTuple
+
+import numpy as np
 
 from weft.cost.work import share
 from weft.plan.plan import ScheduleName
@@ -26,6 +25,7 @@ from weft.planner.search.choice import (
     near_ranks,
     num_ranks,
 )
+from weft.planner.search.combined import Combined, Rate, Wanted, combined
 from weft.planner.search.crossings import Crossings
 from weft.planner.search.found import ReasonKind
 from weft.planner.search.meshes import ALL_UP_TO, Meshes, powers
@@ -92,32 +92,6 @@ class Frame(NamedTuple):
         return min(self.forward / split if split else whole, whole / max(others, 1))
 
 
-class Rate(NamedTuple):
-    """What one kind of chip could do for a given microbatch."""
-
-    layers_per_s: float
-    most: float
-    """Layers that there is memory for, at best."""
-    section: Section
-    full_s: float
-    """After how long all that there is memory for is done."""
-
-
-class Combined(NamedTuple):
-    """Sections of several kinds, before there is a frame of them."""
-
-    about_s: float
-    """What a sample takes, about, while pipelines fill and empty too."""
-    per_sample_s: float
-    """At least."""
-    micro: int
-    rates: tuple[Rate, ...]
-
-
-_FULL_AFTER = attrgetter("full_s")
-_ABOUT = attrgetter("about_s")
-
-
 class Space:
     """Frames of a workload on a cluster, for pipelines that take about so many samples."""
 
@@ -159,7 +133,7 @@ class Space:
                 self.unmade["bound"] += 1
                 continue
             section = Section(pool, placed.axes, placed.meshes, recompute)
-            carried_s = self.crossings.per_sample_s([section])
+            carried_s = self.crossings.inside_s(section)
             if carried_s >= per_sample_s:
                 self.unmade["bound"] += 1
                 continue
@@ -177,6 +151,8 @@ class Space:
     def mixed(self, pools: Sequence[int], per_sample_s: float) -> list[Frame]:
         """Pipelines through several kinds, of which the bound is below ``per_sample_s``."""
         keep = round(MOST_COMBINATIONS ** (1 / len(pools)))
+        most_meshes = min(self.num_layers + 2, self.options.max_stages or self.num_layers + 2)
+        wanted = Wanted(self.num_layers, self.samples, most_meshes, per_sample_s)
         found: list[Combined] = []
         for bound, micro in self._by_bound(pools):
             number = prod(len(self.meshes.speeds(pool, micro)) for pool in pools)
@@ -187,31 +163,18 @@ class Space:
             if all(len(some) < keep for some in tops):
                 number = prod(map(len, tops))
             self.unmade["limit"] += number - prod(map(len, tops))
-            found += self._fast(tops, micro, micro * per_sample_s)
-        self.unmade["limit"] += max(len(found) - MOST_FRAMES, 0)
-        return [self._through(each) for each in nsmallest(MOST_FRAMES, found, key=_ABOUT)]
+            if all(tops):
+                found.append(combined(tops, micro, wanted, self.crossings, self.unmade))
+        return list(self._most_promising(found))
 
-    def _fast(self, tops: Sequence[list[Rate]], micro: int, seconds: float) -> Iterator[Combined]:
-        """Sections of each kind that together may take less than so long for a microbatch.
-
-        Each kind's are in the order of their speed, so that all after one that is too slow are.
-        """
-        most_meshes = min(self.num_layers + 2, self.options.max_stages or self.num_layers + 2)
-        least, speeds = self.num_layers / seconds, [-rate.layers_per_s for rate in tops[-1]]
-        for chosen in product(*tops[:-1]):
-            fast = bisect_left(speeds, sum(rate.layers_per_s for rate in chosen) - least)
-            self.unmade["bound"] += len(speeds) - fast
-            room = most_meshes - sum(rate.section.meshes for rate in chosen)
-            for last in tops[-1][:fast]:
-                slowest = self._slowest((*chosen, last)) if last.section.meshes <= room else inf
-                if slowest < seconds:
-                    yield self._combined((*chosen, last), slowest / micro, micro)
-                elif last.section.meshes > room:
-                    self.unmade["shape"] += 1
-                elif slowest == inf:
-                    self.unmade["memory"] += 1
-                else:
-                    self.unmade["bound"] += 1
+    def _most_promising(self, found: Sequence[Combined]) -> Iterator[Frame]:
+        """Frames of them, and of no others."""
+        every = [(each, number) for each in found for number in range(len(each.about_s))]
+        self.unmade["limit"] += max(len(every) - MOST_FRAMES, 0)
+        about_s = np.concatenate([each.about_s for each in found]) if found else np.zeros(0)
+        for place in np.argsort(about_s, kind="stable")[:MOST_FRAMES]:
+            each, number = every[place]
+            yield self._through(each.rates(number), float(each.per_sample_s[number]), each.micro)
 
     def _by_bound(self, pools: Sequence[int]) -> Iterator[tuple[float, int]]:
         """What a sample takes at least, by microbatch."""
@@ -238,29 +201,8 @@ class Space:
         lean = self._leanest(section)
         return max((self._capacity(each, b, micro) for each in lean), default=-1.0)
 
-    def _slowest(self, chosen: Sequence[Rate]) -> float:
-        """The bound: what the fullest cannot hold, others do; all in the same time."""
-        seconds = self.num_layers / sum(rate.layers_per_s for rate in chosen)
-        if all(seconds <= rate.full_s for rate in chosen):
-            return seconds
-        rates, left = sorted(chosen, key=_FULL_AFTER), float(self.num_layers)
-        for number, rate in enumerate(rates):
-            seconds = left / sum(other.layers_per_s for other in rates[number:])
-            if seconds <= rate.full_s:
-                return seconds
-            left -= rate.most
-        return inf
-
-    def _combined(self, rates: tuple[Rate, ...], per_sample_s: float, micro: int) -> Combined:
-        sections = [rate.section for rate in rates]
-        per_sample_s = max(per_sample_s, self.crossings.per_sample_s(sections))
-        idle = sum(section.meshes for section in sections) - 1
-        about_s = per_sample_s * (1 + idle * micro / self.samples / 2)
-        return Combined(about_s, per_sample_s, micro, rates)
-
-    def _through(self, combined: Combined) -> Frame:
+    def _through(self, rates: Sequence[Rate], per_sample_s: float, micro: int) -> Frame:
         """Of sections of several kinds."""
-        _, per_sample_s, micro, rates = combined
         each = ((rate.layers_per_s / rate.section.meshes, rate.section.meshes) for rate in rates)
         sections = tuple(rate.section for rate in rates)
         return self._frame(per_sample_s, micro, sections, tuple(sorted(each, reverse=True)))
