@@ -263,6 +263,20 @@ def stage_working(shape: ModelShape, work: StageWork) -> float:
     return found
 
 
+def stage_beside(shape: ModelShape, work: StageWork) -> float:
+    """Of a processor's memory, what lies beside all that lives: of logits and of what layers need
+    the less, and what one layer makes again. They never live at once, but what one leaves free is
+    in pieces that do not do for the other."""
+    if not work.eager:
+        return 0.0
+    most = again = 0.0
+    for each, kind, _ in layers_alike(shape, work):
+        most = max(most, layer_working(shape, each, **kind._asdict()))
+        items = layer_items(shape, each, **kind._asdict())
+        again = max([again, *(_made_again(items, names, each) for names, _ in each.recompute)])
+    return min(logits(shape, work), most) + again
+
+
 def logits(shape: ModelShape, work: StageWork) -> float:
     """What the head and its loss hold while they compute, beside what is kept; head only.
 

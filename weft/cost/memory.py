@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import ceil, floor
 from types import MappingProxyType
 
-from weft.cost.activations import logits, stage_away, stage_kept, stage_working
+from weft.cost.activations import logits, stage_away, stage_beside, stage_kept, stage_working
 from weft.cost.choice import StageChoice, choice_of, state_parts, ways_of_domains
 from weft.cost.sends import message_part
 from weft.cost.work import ALL_BY_ADAMW, ALL_PARTS, SHARED_FROM, Axes, StageWork, Training, share
@@ -94,17 +94,18 @@ class Overheads:
 
     runtime_bytes: float = 0.0
     fragments: float = 0.0
-    """Part of all that comes and goes: activations, working memory and logits."""
+    """Part of all that comes and goes: activations, working memory, logits, and what lies beside
+    them (``stage_beside``)."""
     again_bytes: float = 0.0
     """Of a runtime that computes something again."""
 
 
 ARRIVING = 0.73
-"""As ``Overheads.fragments``, where tensors arrive in the middle of each pass of a processor: they
-lie between others that are kept. Measured with tensor parallelism and with level 3."""
-CPU = Overheads(runtime_bytes=0.32 * 2**30, fragments=0.33, again_bytes=0.065 * 2**30)
-"""PyTorch's checkpointing imports its compiler, whether it is used or not: 61 to 76 MiB of a
-process were measured with PyTorch 2.13, which are not of an accelerator."""
+"""As ``Overheads.fragments``, where whole layers arrive in the middle of each pass of a processor:
+they lie between others that are kept. Measured with level 3."""
+CPU = Overheads(runtime_bytes=0.32 * 2**30, fragments=0.35, again_bytes=0.042 * 2**30)
+"""PyTorch's checkpointing imports its compiler, whether it is used or not: 42.5 MiB of a process
+were measured with PyTorch 2.13 and a model that is next to nothing; not of an accelerator."""
 ACCELERATOR = Overheads(runtime_bytes=1.5 * 2**30, fragments=0.05)
 
 
@@ -192,7 +193,8 @@ def stage_memory(
         # Gradients of one layer, until they are added, and a matrix's as it is.
         gathered *= 1 + choice.state.grad / choice.state.weight / 2
         gathered += choice.state.weight * shape.d_model * shape.d_ff / work.share("d_ff")
-    arriving = work.eager and (work.share("d_ff") > 1 or choice.zero == 3)
+    beside = stage_beside(shape, work)
+    arriving = work.eager and choice.zero == 3
     fragments = max(overheads.fragments, ARRIVING * arriving)
     return StageMemory(
         whole=Memory(
@@ -204,7 +206,7 @@ def stage_memory(
             + gathered
             + _rooms(shape, choice)
             + _experts_here(shape, choice),
-            fragments=fragments * (working + last),
+            fragments=fragments * (working + last + beside) + beside,
             runtime=overheads.runtime_bytes + overheads.again_bytes * _checkpoints(work),
         ),
         divided=divided,
@@ -256,15 +258,15 @@ def _state(shape: ModelShape, choice: StageChoice) -> tuple[dict[str, float], Me
 
 
 def _buckets(shape: ModelShape, choice: StageChoice) -> float:
-    """Two on their way. On a processor they are summed where they are, beside what the library
-    has; from level 2 on three of the program's with what comes of them, some of them while the next
-    microbatch computes already."""
+    """Two on their way. On a processor they are summed where they are; from level 2 on there are
+    three of the program's with what comes of them, some of them while the next microbatch computes
+    already, beside what the library has."""
     if choice.num_holders == 1:
         return 0.0
     if not choice.work.eager:
         return 2 * BUCKET_BYTES
-    if choice.zero < 2:
-        return min(LIBRARY_BYTES, choice.state.grad * sum(trained_params(shape, choice)))
+    if choice.zero < SHARED_FROM["grad"]:
+        return 0.0
     dense, experts = trained_params(shape, choice)
     own = _largest_unit(shape, choice.work) if choice.zero == 3 else dense + experts
     largest = min(BUCKET_BYTES, choice.state.grad * own)

@@ -85,6 +85,14 @@ WHOLE = Sample(
     spec=replace(_SIZES["demo-5m"], vocab_size=2048, num_layers=3), micro=2, microbatches=4
 )
 """Tells how much longer operations take one after another than by themselves, and beside others."""
+SLIGHT = replace(WHOLE, spec=replace(WHOLE.spec, num_layers=1), micro=1)
+HEAVY = replace(WHOLE, spec=replace(WHOLE.spec, num_layers=6), micro=4, microbatches=2)
+"""Tell what a process has besides what lives in it: whatever that is, and in parts of it."""
+PEAK_STEPS = 8
+"""An allocator takes more for some steps."""
+LOOP_BYTES = 5.4 * 2**20
+"""Of the loop of training, which those jobs have not: samples ahead, logs. Measured of a model that
+is next to nothing, by one rank and by each of two."""
 
 
 def profile_chip(node: Node, *, device: str, quick: bool, say: Say) -> Profile:
@@ -118,7 +126,7 @@ def profile_chip(node: Node, *, device: str, quick: bool, say: Say) -> Profile:
         if fast_bf16:
             profile = _casting(profile, node, pool, rounds=3 if quick else 10)
         if device == "cpu":
-            profile = replace(profile, fragments=_fragments(runtime))
+            profile = _allocating(profile, min(ranks, 2))
         return _beside_others(profile, node, pool, ranks, quick, say) if ranks > 1 else profile
 
 
@@ -141,19 +149,32 @@ def _beside_others(
 
 def measure_peak(address: RankAddress, device: str, sample: Sample) -> float:
     """Most memory of a rank that trains this first of all; ``SHORT`` is next to nothing."""
-    real_steps(address, device, sample, 4)
+    real_steps(address, device, sample, PEAK_STEPS)
     return platform_named(device).peak_memory_gib() * 2**30
 
 
-def _fragments(runtime_bytes: float) -> float:
-    """Of what comes and goes, what a processor's allocator takes besides, by a real job."""
-    with WorkerPool() as pool:  # a process that has done nothing yet
-        peak: float = pool.run(measure_peak, "cpu", WHOLE, world_size=1)[0]
-    asked = Overheads(runtime_bytes=runtime_bytes)
-    plan, spec = WHOLE.plan("cpu"), WHOLE.spec
-    memory = memory_of_plan(plan, spec, spec.seq_len, {"cpu": asked})[0]
-    moving = memory.activations + memory.working + memory.logits
-    return max(peak - memory.total, 0.0) / moving
+def _allocating(profile: Profile, ranks: int) -> Profile:
+    """With what a processor's rank takes besides what it asks for, by real jobs: code and memory of
+    kernels and of talking, and what its allocator cannot use again."""
+
+    def peak(sample: Sample, many: int = 1) -> float:
+        with WorkerPool() as pool:  # processes that have done nothing yet
+            taken: list[float] = pool.run(measure_peak, "cpu", sample, world_size=many)
+            return max(taken)
+
+    found = []
+    for sample in (SLIGHT, HEAVY):
+        asked, whole = (
+            memory_of_plan(sample.plan("cpu"), sample.spec, sample.spec.seq_len, {"cpu": usual})
+            for usual in (Overheads(), Overheads(fragments=1.0))
+        )
+        found.append((whole[0].total - asked[0].total, peak(sample) - asked[0].total))
+    (few, less), (many, more) = found
+    part = max((more - less) / (many - few), 0.0)
+    both = replace(SHORT, mesh=Mesh.of(tuple(range(ranks)), dp=ranks))
+    talking = max(peak(both, ranks) - profile.runtime_bytes, 0.0)
+    runtime = max(less - part * few, profile.runtime_bytes) + talking + LOOP_BYTES
+    return replace(profile, runtime_bytes=runtime, fragments=part)
 
 
 def measure_alone(
