@@ -87,6 +87,11 @@ FEATURES = (
         "{ep: 2, expert_pieces: 2, expert_shares: [3, 1]}, {ep: 4, expert_cast: fp8}",
         ("model.size=debug-moe-2m",),
     ),
+    Feature(
+        "unlike parts of heads, channels and vocabulary",
+        "{tp: 2, width_shares: [3, 1]}, {tp: 3, width_shares: [1, 2, 1]}",
+        ("model.num_kv_heads=4",),
+    ),
     Feature("both, axes in another order", "{dp: 2, tp: 2, order: [tp, dp]}, {dp: 4}"),
     Feature("unlike pipelines side by side", UNLIKE),
     Feature("tied embedding", "{}, {}", ("model.family=gpt2", "model.num_layers=3")),
@@ -158,6 +163,11 @@ REFUSALS = (
         ("model.size=debug-moe-2m", "plan.stages=[{ep: 2, expert_shares: [20, 1]}]"),
         "plan.stages[0].expert_shares",
         "one twenty-first of eight experts is none",
+    ),
+    Refusal(
+        ("plan.stages=[{tp: 2, width_shares: [5, 1]}]",),
+        "plan.stages[0].width_shares",
+        "one sixth of two key heads is none",
     ),
     Refusal(
         ("model.experts={count: 4, top_k: 2, capacity: 1.25}", "plan.stages=[{cp: 2}]"),

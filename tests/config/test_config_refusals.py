@@ -350,8 +350,8 @@ REFUSALS = [
         "stages that are none",
         "plan.stages = []: expected a list of one or more sections with keys of layers, split, "
         f"{', '.join(NAMES)}, order, zero, passes, pieces, head_ways, scores, expert_ways, "
-        "expert_pieces, expert_shares, expert_cast, expert_cast_between, sample_shares, "
-        "state_shares, device, precision, recompute, compile, state_tier, "
+        "expert_pieces, expert_shares, width_shares, expert_cast, expert_cast_between, "
+        "sample_shares, state_shares, device, precision, recompute, compile, state_tier, "
         "param_tier, expert_tier, expert_layers, or null.\n"
         "    on the command line",
         target="debug",

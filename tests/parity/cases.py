@@ -71,6 +71,8 @@ class Case:
     expert_pieces: int = 1
     expert_shares: tuple[int, ...] = ()
     """Of stages with so many places along the axis."""
+    width_shares: tuple[int, ...] = ()
+    """Likewise."""
     expert_tier: Tier = "device"
     expert_layers: int = 2
     """Of those where experts are kept elsewhere."""
@@ -121,8 +123,9 @@ class Case:
                 ranks = tuple(self.order[n] if self.order else n for n in places)
                 if self.tp_outer:
                     ranks, sizes = ranks[::-1], dict(reversed(sizes.items()))
-                shares = self.expert_shares if len(self.expert_shares) == sizes["ep"] else ()
-                meshes.append(replace(Mesh.of(ranks, **sizes), expert_shares=shares))
+                said = {"ep": self.expert_shares, "tp": self.width_shares}
+                fit = {axis: each for axis, each in said.items() if len(each) == sizes[axis]}
+                meshes.append(Mesh.of(ranks, **sizes).with_shares(**fit))
                 first = places.stop
             if self.schedule in ("zb-v", "dualpipe-v"):
                 meshes += meshes[::-1]
@@ -321,7 +324,15 @@ ONE_BY_ONE = [
     Case("tp2-dp1-to-dp3", shares=(6,), dp=((1, 3),), tp=((2, 1),), layers=((2, 2),), microbatch=4),
     Case("dp2-tp2-pp2", shares=(6,), dp=((2, 2),), tp=((2, 2),), layers=((2, 2),), microbatch=3),
     Case("border-tp1-tp4", shares=(6,), dp=((1, 1),), tp=((1, 4),), layers=((1, 3),)),
-    Case("border-tp4-tp2", shares=(6,), dp=((1, 1),), tp=((4, 2),), layers=((1, 3),), tied=True),
+    Case(
+        "border-tp4-tp2",
+        shares=(6,),
+        dp=((1, 1),),
+        tp=((4, 2),),
+        layers=((1, 3),),
+        tied=True,
+        width_shares=(1, 3),
+    ),
     Case(
         "border-dp2-tp2-outer",
         shares=(6,),
@@ -463,7 +474,7 @@ SHARDED = [
 ]
 MORE = [
     Case("three-unlike-meshes", shares=(6,), dp=((1, 2, 3),), tp=((2, 2, 1),),
-         layers=((1, 2, 1),), microbatch=4),
+         layers=((1, 2, 1),), microbatch=4, width_shares=(3, 1)),
     Case("pipelines-3-1-unlike-stages", shares=(6, 2), dp=((1, 1), (1, 1, 1)),
          layers=((3, 1), (1, 1, 2)), tied=True),
     Case("pipelines-of-unlike-schedules", shares=(6, 2), dp=((1, 1), (1, 1)),
@@ -483,13 +494,13 @@ PIECES = [
     Case("pieces2-tp2", shares=(6,), dp=((1,),), tp=((2,),), pieces=2),
     Case("pieces3-tp3-uneven", shares=(6,), dp=((1,),), tp=((3,),), pieces=3, recompute="full"),
     Case("pieces3-gpt2-tp2-pp2", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((2, 2),),
-         pieces=3, family="gpt2", dropout=0.2),
+         pieces=3, family="gpt2", dropout=0.2, width_shares=(3, 1)),
     Case("pieces2-zb-h1-recompute", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((2, 2),),
          pieces=2, schedule="zb-h1", recompute="full"),
     Case("pieces3-zb-v-tied", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((1, 1, 1, 1),),
          pieces=3, schedule="zb-v", tied=True),
     Case("pieces2-dp2-tp2-outer-zero3", shares=(6,), dp=((2,),), tp=((2,),), microbatch=3,
-         pieces=2, zero=3, recompute="full", tp_outer=True),
+         pieces=2, zero=3, recompute="full", tp_outer=True, width_shares=(3, 1)),
     Case("pieces3-border-tp1-tp4", shares=(6,), dp=((1, 1),), tp=((1, 4),), layers=((1, 3),),
          pieces=3, num_kv_heads=2, passes=2, microbatch=3),
 ]  # fmt: skip
@@ -508,7 +519,8 @@ UNEVEN = [
     ),
     Case("samples-5-1", shares=(7,), dp=((2,),), microbatch=6, sample_shares=((5, 1),), passes=2),
     Case("gpt2-dp2-tp2-zero3-uneven", shares=(6,), dp=((2,),), tp=((2,),), microbatch=3, zero=3,
-         family="gpt2", dropout=0.2, sample_shares=((2, 1),), state_shares=((1, 0, 4, 3),)),
+         family="gpt2", dropout=0.2, sample_shares=((2, 1),), state_shares=((1, 0, 4, 3),),
+         width_shares=(1, 3)),
     Case("pipelines-zero2-one-keeps-all", shares=(4, 2), dp=((1,), (1,)), zero=2,
          state_shares=((0,), (1,))),
     *(
@@ -521,7 +533,8 @@ UNEVEN = [
     Case("pipelines-tp2-zero1-each-keeps-a-part", shares=(4, 2), dp=((1,), (1,)), tp=((2,), (2,)),
          zero=1, state_shares=((1, 0), (0, 1))),
     Case("unlike-pipelines-zero1-uneven", shares=(6, 2), dp=((1, 2), (1,)), tp=((2, 1), (3,)),
-         layers=((1, 3), (4,)), zero=1, tied=True, state_shares=((3, 1), (0, 2, 5))),
+         layers=((1, 3), (4,)), zero=1, tied=True, state_shares=((3, 1), (0, 2, 5)),
+         width_shares=(1, 2, 1)),
     Case("pp2-zb-h1-zero3-uneven", shares=(7,), dp=((2, 2),), layers=((3, 1),), schedule="zb-h1",
          microbatch=3, zero=3, sample_shares=((1, 2),), state_shares=((7, 1),)),
     Case("pp2-zb-v-zero2-uneven-tied", shares=(7,), dp=((2, 2),), layers=((1, 1, 1, 1),),
@@ -548,7 +561,8 @@ DOMAINS = [
     Case("domains-three-unlike", shares=(3, 1, 2), dp=((2,), (1,), (2,)), microbatch=2, zero=2,
          domains=((3, 4), (0, 1), (2,))),
     Case("domains-unlike-pipelines-tp", shares=(4, 2), dp=((1, 2), (1,)), tp=((2, 1), (3,)),
-         layers=((1, 3), (4,)), tied=True, domains=((0, 1, 2, 3), (4, 5, 6))),
+         layers=((1, 3), (4,)), tied=True, domains=((0, 1, 2, 3), (4, 5, 6)),
+         width_shares=(1, 2, 1)),
     Case("domains-across-stages-zb-v", shares=(6,), dp=((2, 2),), layers=((1, 1, 1, 1),),
          schedule="zb-v", zero=1, tied=True, domains=((0, 2), (1, 3))),
 ]  # fmt: skip
@@ -578,7 +592,7 @@ POSITIONS = [
     Case("cp4-dp2-zero3-recompute", shares=(6,), dp=((2,),), cp=((4,),), microbatch=3, zero=3,
          recompute="full"),
     Case("cp2-tp2-tied-zero1", shares=(6,), dp=((1,),), cp=((2,),), tp=((2,),), tied=True, zero=1,
-         passes=2),
+         passes=2, width_shares=(3, 1)),
     Case("cp2-tp2-outer-gpt2", shares=(6,), dp=((1,),), cp=((2,),), tp=((2,),), tp_outer=True,
          family="gpt2", dropout=0.2, recompute="core"),
     Case("border-cp1-cp4-tp2", shares=(6,), dp=((1, 1),), cp=((1, 4),), tp=((1, 2),),
@@ -635,7 +649,7 @@ HEADS = [
     Case("head-elsewhere-cut", shares=(6,), dp=((2, 1, 1),), layers=((1, 2.5, 0.5),),
          heads=((57, 40, 0),)),
     Case("head-tp3-zero1", shares=(6,), dp=((2, 1),), tp=((1, 3),), layers=((2, 2),),
-         heads=((40, 57),), zeros=(1, 0, 0)),
+         heads=((40, 57),), zeros=(1, 0, 0), width_shares=(2, 1, 1)),
     Case("head-dp4-idle-rank-zero3", shares=(6,), dp=((4, 2),), layers=((2, 2),), microbatch=3,
          heads=((40, 57),), zero=3),
     Case("head-unlike-beside-whole-zero2", shares=(4, 2), dp=((1, 2), (2,)), tp=((2, 1), (1,)),
@@ -698,7 +712,8 @@ EXPERTS = [
         zero=3,
         experts=_BIASED,
     ),
-    Case("experts-biased-tp2", shares=(6,), dp=((1,),), tp=((2,),), experts=_BIASED),
+    Case("experts-biased-tp2", shares=(6,), dp=((1,),), tp=((2,),), experts=_BIASED,
+         width_shares=(1, 3)),
     Case("experts-biased-cp2", shares=(6,), dp=((1,),), cp=((2,),), experts=_BIASED),
     Case("experts-ep2", shares=(6,), dp=((1,),), ep=((2,),), microbatch=3, experts=_ADDING),
     Case("experts-ep4-recomputed-passes", shares=(7,), dp=((1,),), ep=((4,),), microbatch=5,
@@ -726,7 +741,8 @@ EXPERTS = [
     Case("experts-ep2-cp2-zero1", shares=(4,), dp=((1,),), ep=((2,),), cp=((2,),), zero=1,
          experts=_SIGMOID),
     Case("experts-ep2-tp2-pp2-zb-h1", shares=(5,), dp=((1, 1),), ep=((2, 2),), tp=((2, 1),),
-         layers=((1.5, 2.5),), schedule="zb-h1", microbatch=2, tp_outer=True, experts=_ADDING),
+         layers=((1.5, 2.5),), schedule="zb-h1", microbatch=2, tp_outer=True, experts=_ADDING,
+         width_shares=(3, 1)),
     Case("experts-unlike-ep", shares=(4, 2), dp=((1, 2), (1,)), ep=((2, 1), (3,)), microbatch=4,
          tp=((1, 2), (1,)), layers=((1, 3), (4,)), zero=2, tied=True, expert_shares=(1, 2, 1),
          experts=_ADDING),
@@ -746,7 +762,7 @@ LATENT = [
     Case("latent-heads2-cp4", shares=(4,), dp=((1,),), cp=((4,),), head_ways=2, recompute="core",
          latent=_LOW),
     Case("latent-rows-cp2-tp3-pieces", shares=(4,), dp=((1,),), cp=((2,),), tp=((3,),), pieces=2,
-         scores="rows", latent=_LOW),
+         scores="rows", latent=_LOW, width_shares=(1, 2, 1)),
 ]  # fmt: skip
 """As in DeepSeek-V3: the first layer has no experts."""
 
@@ -771,9 +787,9 @@ EIGHT_BITS = [
     Case("fp8-unlike-pipelines-tp", shares=(4, 2), dp=((2,), (1,)), tp=((1,), (3,)),
          precision="fp8-fp64", tied=True),
     Case("fp8-tp2-zb-h1-recompute", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((2.5, 1.5),),
-         schedule="zb-h1", recompute="full", precision="fp8-fp64"),
+         schedule="zb-h1", recompute="full", precision="fp8-fp64", width_shares=(3, 1)),
     Case("fp8-gpt2-tp2-zero3", shares=(6,), dp=((2,),), tp=((2,),), microbatch=3, zero=3,
-         family="gpt2", dropout=0.2, precision="fp8-fp64"),
+         family="gpt2", dropout=0.2, precision="fp8-fp64", width_shares=(1, 3)),
     Case("fp8-rowwise-tp2-zb-v", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((1, 1, 1, 1),),
          schedule="zb-v", precision="fp8-rowwise-fp64"),
     Case("fp8-rowwise-dp4-idle-rank", shares=(6,), dp=((4,),), microbatch=3, zero=2,

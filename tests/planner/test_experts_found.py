@@ -98,7 +98,7 @@ def test_unlike_chips_of_one_mesh_want_unlike_numbers_of_experts() -> None:
     spec = replace(SPEC, experts=ExpertsSpec(count=32, top_k=16))
 
     def seconds(*shares: int) -> float:
-        mesh = replace(Mesh.of(range(2), ep=2), expert_shares=shares)
+        mesh = Mesh.of(range(2), ep=2).with_shares(ep=shares)
         stage = StagePlan(mesh=mesh, layers=(0, 2), device="cuda", precision="bf16")
         stage = replace(stage, sample_shares=(3, 1))
         pipeline = PipelinePlan(stages=(stage,), samples=SAMPLES, microbatch=SAMPLES)

@@ -35,7 +35,7 @@ def every_way() -> list[Plan]:
     found = []
     for micro, zero, recompute in product((2, 4), (0, 1, 2), ("off", "full")):
         for first, experts in product(range(1, micro), range(1, EXPERTS)):
-            mesh = replace(Mesh.of(range(2), ep=2), expert_shares=(experts, EXPERTS - experts))
+            mesh = Mesh.of(range(2), ep=2).with_shares(ep=(experts, EXPERTS - experts))
             stage = StagePlan(
                 mesh=mesh,
                 layers=(0, MODEL.num_layers),
@@ -61,7 +61,7 @@ def test_fast_chips_hold_more_where_that_is_the_fastest_of_all_ways() -> None:
     one = unlike_experts(asked)
     assert one is not None and one.time.step_s <= best * (1 + 1e-9)
     (stage,) = (stage for _, _, stage in one.plan.stages())
-    fast, slow = stage.mesh.expert_shares
+    fast, slow = stage.mesh.shares("ep")
     assert fast + slow == EXPERTS and fast > slow
     found = search(asked)
     assert found.best.plan == one.plan and found.bound_s <= found.best.time.step_s

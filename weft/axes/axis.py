@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 from types import MappingProxyType
 
 from weft.config.errors import ConfigError
 from weft.plan.layout import SAMPLES, Dim, Form, Placement
 from weft.plan.plan import StagePlan
-from weft.plan.tiling import part_of
+from weft.plan.tiling import part_of, split_by_weight
 
 
 class Axis(ABC):
@@ -52,12 +53,12 @@ class Axis(ABC):
         dim: Dim,
         ways: int,
         position: int,
-        shares: Sequence[int] = (),  # noqa: ARG002
+        shares: Sequence[int] = (),
     ) -> tuple[range, ...]:
         """The elements of a divided dimension that one position holds, in the order in which it
         stores them: one range, or several where an even load needs it. None may be empty but one
         that is alone. ``shares``: of a mesh, by position."""
-        return (consecutive(dim, ways, position),)
+        return (consecutive(dim, ways, position, shares),)
 
     @abstractmethod
     def allows(self, dims: Iterable[Dim], ways: int) -> bool:
@@ -99,11 +100,15 @@ def divisible(dim: Dim, ways: int) -> bool:
     return dim.shared or dim.units % (ways // groups) == 0
 
 
-def consecutive(dim: Dim, ways: int, position: int) -> range:
-    """The ``position``-th of ``ways`` parts: whole groups as evenly as they go, or with more parts
-    than groups an equal number of units of one. Where there is too little the last are empty."""
+def consecutive(dim: Dim, ways: int, position: int, shares: Sequence[int] = ()) -> range:
+    """The ``position``-th of ``ways`` parts: whole groups by weight, or as evenly as they go, or
+    then with more parts than groups an equal number of units of one. Where there is too little the
+    last are empty."""
     groups = max(1, dim.num_groups)
     width = dim.size // groups
+    if shares:
+        ends = [0, *accumulate(split_by_weight(dim.num_groups, shares))]
+        return range(ends[position] * width, ends[position + 1] * width)
     if ways > groups and divisible(dim, ways):
         several = ways // groups
         if not dim.shared:

@@ -65,15 +65,15 @@ def check_mesh(
     for name, axis in axes.items():
         ways = mesh.size(name)
         axis.check(left, ways, f"{where}.{name}")
-        left = [_left(axis, dim, ways) for dim in left]
+        left = [_left(axis, dim, ways, mesh.shares(name)) for dim in left]
 
 
-def _left(axis: Axis, dim: Dim, ways: int) -> Dim:
+def _left(axis: Axis, dim: Dim, ways: int, shares: Sequence[int]) -> Dim:
     """The smallest part of a dimension that the axis leaves to the axes after it."""
     forms: tuple[Form, ...] = get_args(Form)
     if ways == 1 or not any(axis.divides(dim, form) for form in forms):
         return dim
-    parts = [axis.part(dim, ways, position) for position in range(ways)]
+    parts = [axis.part(dim, ways, position, shares) for position in range(ways)]
     return _rest_of(dim, min(sum(map(len, part)) for part in parts))
 
 

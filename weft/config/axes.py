@@ -23,8 +23,16 @@ class AxisEntry:
     that have no samples."""
     searched: bool = True
     """The planner always tries sizes of it; else only where nothing fits without."""
+    divides: str = ""
+    """Of what its places may have unlike parts, in one word: ``expert`` adds the key
+    ``expert_shares`` to a stage and to its mesh in a plan; empty: never."""
     slow_links: str = ""
     """What helps where ranks along it wait for links; empty where they send nothing in layers."""
+
+    @property
+    def shares_key(self) -> str:
+        """What weights of unlike parts are called."""
+        return f"{self.divides}_shares"
 
 
 ENTRIES = (
@@ -40,6 +48,7 @@ ENTRIES = (
         "its experts for the samples of all; tokens go there and back.",
         divides_samples=True,
         searched=False,
+        divides="expert",
         slow_links="less expert parallelism: tokens on their way to experts wait for links",
     ),
     AxisEntry(
@@ -52,6 +61,7 @@ ENTRIES = (
     AxisEntry(
         name="tp",
         manual="Ways to split each matrix product; keep these ranks inside one machine.",
+        divides="width",
         slow_links="less tensor parallelism and more stages: sums inside layers wait for links",
     ),
 )
@@ -62,6 +72,9 @@ NAMES = tuple(entry.name for entry in ENTRIES)
 SEARCHED = tuple(entry.name for entry in ENTRIES if entry.searched)
 
 SAMPLE_AXES = tuple(entry.name for entry in ENTRIES if entry.divides_samples)
+
+UNLIKE = tuple(entry for entry in ENTRIES if entry.divides)
+"""Those whose places may have unlike parts."""
 
 MODEL_AXES = tuple(name for name in NAMES if name not in SAMPLE_AXES)
 """Those along which ranks compute the same samples, each with a part of the model."""

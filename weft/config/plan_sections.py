@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, create_model, model_validator
 
-from weft.config.axes import ENTRIES, NAMES, ORDER_MANUAL
+from weft.config.axes import ENTRIES, NAMES, ORDER_MANUAL, UNLIKE
 from weft.config.errors import ConfigError
 from weft.config.open_fields import OneOf
 from weft.config.values import Count, Flag, Layers, Section, Text, Whole
@@ -83,6 +83,10 @@ class StageConfig(_StageMesh):
     expert_shares: Shares | None = None
     """How many of a layer's experts each place along `ep` has, as weights: [3, 1] gives a chip that
     is three times as fast three times as many. null: as even as they go."""
+    width_shares: Shares | None = None
+    """What part of the heads, hidden channels and vocabulary each place along `tp` has, as weights:
+    [3, 1] gives a chip that is three times as fast three times as many. null: as even as they
+    go."""
     expert_cast: Cast | None = None
     """Tokens on their way to experts of other ranks and back, and their gradients, are cast to
     this: fewer bytes, and rounded, so numbers depend on it. null: they travel as they are."""
@@ -116,6 +120,12 @@ class StageConfig(_StageMesh):
         """Size of each axis of its mesh, outermost first."""
         said = dict(self)
         return {name: said[name] for name in dict.fromkeys([*(said["order"] or ()), *NAMES])}
+
+    @property
+    def shares(self) -> dict[str, tuple[int, ...]]:
+        """By axis, weights of the unlike parts of its places, where it has any."""
+        said = dict(self)
+        return {entry.name: said[entry.shares_key] or () for entry in UNLIKE}
 
     @property
     def num_ranks(self) -> int:

@@ -25,13 +25,14 @@ from weft.cost.work import (
     Training,
     copies_in,
     dividing,
+    share,
     stride,
     width_of,
 )
 from weft.memory.tiers import keeps_apart, of_gradients
 from weft.plan.borders import Layers, Place, in_parts
 from weft.plan.layout import At, places_at
-from weft.plan.mesh import EXPERT_AXIS, Mesh
+from weft.plan.mesh import EXPERT_AXIS, WIDTH_AXIS, Mesh
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan, ZeroLevel
 from weft.platform.registry import PLATFORMS
 from weft.precision.registry import PRECISIONS
@@ -127,7 +128,7 @@ class StageChoice(NamedTuple):
     @property
     def expert_holders(self) -> int:
         """Ranks of the mesh that hold the same experts."""
-        return max(self.copies // self.work.share("experts"), 1)
+        return max(self.copies // share(self.work.axes, "experts"), 1)
 
     def holding(self, layers: Layers, *, embeds: bool, predicts: float) -> StageChoice:
         """The same of a stage that holds other layers."""
@@ -277,6 +278,7 @@ def choice_of(
             head_ways=stage.head_ways,
             expert_pieces=stage.expert_pieces,
             experts_at_once=stage.expert_ways == 1,
+            width_part=_part_along(WIDTH_AXIS, stage, rank),
             expert_part=experts.held,
             expert_kept=experts.kept,
             expert_visits=experts.visited * mean / samples if samples else 1.0,
@@ -316,15 +318,23 @@ class _Experts(NamedTuple):
 
 
 def _experts_of(stage: StagePlan, rank: int | None) -> _Experts:
-    mesh, shares = stage.mesh, stage.mesh.expert_shares
+    mesh = stage.mesh
     layers = [places for places in stage.expert_places if places]
     mine = None if rank is None else mesh.coordinate(rank)[EXPERT_AXIS]
     if layers:
         return _at_places(layers, mesh.size(EXPERT_AXIS), mine)
-    if not shares:
-        return _Experts()
-    own = (max(shares) if mine is None else shares[mine]) * len(shares) / sum(shares)
+    own = _part_along(EXPERT_AXIS, stage, rank)
     return _Experts(own, own, own)
+
+
+def _part_along(axis: str, stage: StagePlan, rank: int | None) -> float:
+    """What a rank, or the one that has most, has of what an axis divides, beside as much for each
+    place."""
+    shares = stage.mesh.shares(axis)
+    if not shares:
+        return 1.0
+    own = max(shares) if rank is None else shares[stage.mesh.coordinate(rank)[axis]]
+    return own * len(shares) / sum(shares)
 
 
 def _at_places(layers: Sequence[Sequence[At]], ways: int, mine: int | None) -> _Experts:

@@ -111,10 +111,19 @@ ACCELERATOR = Overheads(runtime_bytes=1.5 * 2**30, fragments=0.05)
 
 @lru_cache(maxsize=1 << 14)
 def stage_params(
-    shape: ModelShape, layers: Layers, axes: Axes, *, embeds: bool, predicts: float
+    shape: ModelShape,
+    layers: Layers,
+    axes: Axes,
+    width_part: float = 1.0,
+    *,
+    embeds: bool,
+    predicts: float,
 ) -> tuple[float, float]:
-    """Parameters of one rank of a stage: those that every token uses, and experts."""
-    split, several = share(axes, "d_ff"), share(axes, "experts")
+    """Parameters of one rank of a stage: those that every token uses, and experts.
+
+    ``width_part``: as of a ``StageWork``.
+    """
+    split, several = share(axes, "d_ff") / width_part, share(axes, "experts")
     many = shape.experts.num_experts if shape.experts else 1
     held = ceil(many / several) / many  # by the rank that has most
     dense = experts = 0.0
@@ -126,7 +135,7 @@ def stage_params(
         dense += (shape.dense_params(floor(first), branch) - whole) / split + whole
         if branch != "attention":
             experts += shape.expert_params(floor(first)) * held / split
-    tables = shape.table_params / share(axes, "vocab")
+    tables = shape.table_params * width_part / share(axes, "vocab")
     dense += (tables + shape.num_positions * shape.d_model) * embeds
     if predicts:
         dense += shape.norm_params + predicts * tables * (not (shape.tied and embeds))
@@ -137,7 +146,7 @@ def params_of(shape: ModelShape, choice: StageChoice) -> tuple[float, float]:
     """``stage_params`` of what a rank computes."""
     work = choice.work
     ends = {"embeds": work.embeds, "predicts": work.predicts}
-    dense, experts = stage_params(shape, work.layers, work.axes, **ends)
+    dense, experts = stage_params(shape, work.layers, work.axes, work.width_part, **ends)
     return dense, experts * work.expert_part
 
 
@@ -343,7 +352,8 @@ def gathered_layers(shape: ModelShape, choice: StageChoice, work: StageWork) -> 
 
 def _largest_unit(shape: ModelShape, work: StageWork, *, layers: int = 1) -> float:
     """Parameters of so many layers, or of a table where that has more."""
-    dense, experts = stage_params(shape, work.layers, work.axes, embeds=False, predicts=False)
+    held = work.layers, work.axes, work.width_part
+    dense, experts = stage_params(shape, *held, embeds=False, predicts=False)
     inside = layers * (dense + experts * work.expert_part) / max(work.num_layers, 1)
     table = shape.table_params / work.share("vocab") * max(work.embeds, work.predicts)
     return max(inside, table)

@@ -12,7 +12,7 @@ from weft.cost.rates import CostFunction, compute_seconds
 from weft.cost.sends import Inside, layer_sends
 from weft.cost.times import StageTimes
 from weft.cost.traffic import Fabric
-from weft.cost.work import ADAMW_BYTES, layers_by_kind
+from weft.cost.work import ADAMW_BYTES, layers_by_kind, share
 from weft.memory.tiers import APART, PIECE_BYTES, USUAL, Rates
 from weft.models.shape import ModelShape
 
@@ -176,7 +176,7 @@ def _experts_s(
     _, experts = trained_params(shape, choice)
     part, each_s = experts / choice.expert_holders, 1 / hardware.tiers.of(choice.expert_tier)
     near = choice.holders(hardware.fabric.chips_per_node).stride
-    group = Group(choice.expert_holders, near * choice.work.share("experts"))
+    group = Group(choice.expert_holders, near * share(choice.work.axes, "experts"))
     weights = choice.state.weight * experts
     gathered_s = hardware.fabric.seconds("all_gather", weights, group)
     brought_s = choice.state.weight * part * each_s
@@ -270,7 +270,7 @@ class _State:
         if self.choice.work.frozen:
             return software.step_s
         dense, experts = trained_params(self.shape, self.choice)
-        shared = self.choice.work.share("experts")
+        shared = share(self.choice.work.axes, "experts")
         reduce, publish = self._exchange(dense, *self.choice.parts(self.holders))
         kept, ways = self.choice.kept, max(self.choice.ways // shared, 1)
         if experts:

@@ -140,6 +140,8 @@ class StageWork(NamedTuple):
     gathers_keys: bool = False
     """Attention keeps the keys and values of all ranks that divide the sequence; else they go round
     among those."""
+    width_part: float = 1.0
+    """Of what is divided by the width of modules, what this rank has beside as much for each."""
     expert_part: float = 1.0
     """Experts that this rank has beside as many for each."""
     expert_kept: float = 1.0
@@ -170,9 +172,11 @@ class StageWork(NamedTuple):
     wide_products: float = 0.0
     """Part of the layers' products with weights that have 16 bits where ``dtype`` has eight."""
 
-    def share(self, dim: DimName) -> int:
-        """Into how many parts a dimension is cut, as modules compute with it."""
-        return share(self.axes, dim)
+    def share(self, dim: DimName) -> float:
+        """Into how many parts of this rank's size a dimension is cut, as modules compute with
+        it."""
+        parts = share(self.axes, dim)
+        return parts if self.width_part == 1 or dim not in WIDTHS else parts / self.width_part
 
     def busiest(self, mixture: ExpertShape) -> float:
         """Tokens that come to the experts of the rank that has most, beside an even share."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, starmap
 from math import prod
 
@@ -12,7 +12,10 @@ from weft.plan.tiling import part_of, split_by_weight
 
 AXES = tuple(entry.name for entry in ENTRIES)
 """Outermost first by default; a mesh may name them in another order (placement only)."""
-EXPERT_AXIS = "ep"
+EXPERT_AXIS, WIDTH_AXIS = (
+    next(entry.name for entry in ENTRIES if entry.divides == what) for what in ("expert", "width")
+)
+"""Those that divide experts, and widths of modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +27,8 @@ class Mesh:
 
     ranks: tuple[int, ...]
     axes: tuple[tuple[str, int], ...] = ()
-    expert_shares: tuple[int, ...] = ()
-    """Weight of the experts at each place along the axis that divides them; empty: alike."""
+    unlike: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """By axis: weights of what each place along it has of what it divides unlike the rest."""
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.axes]
@@ -46,7 +49,12 @@ class Mesh:
     def shares(self, axis: str) -> tuple[int, ...]:
         """Weights of what each place along an axis has of what it divides unlike the rest; empty:
         alike."""
-        return self.expert_shares if axis == EXPERT_AXIS else ()
+        return next((weights for name, weights in self.unlike if name == axis), ())
+
+    def with_shares(self, **shares: Sequence[int]) -> Mesh:
+        """The same with such weights by axis, of those that say any: ``ep=(3, 1)``."""
+        said = {**dict(self.unlike), **{name: tuple(each) for name, each in shares.items()}}
+        return replace(self, unlike=tuple((name, each) for name, each in said.items() if each))
 
     @property
     def sample_ways(self) -> int:

@@ -9,6 +9,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, Literal
 
+from weft.config.axes import UNLIKE
 from weft.plan.borders import Layers, Place, blocks, crossed, is_place, place
 from weft.plan.layout import At
 from weft.plan.mesh import Mesh
@@ -109,7 +110,7 @@ class StagePlan:
     @property
     def is_uneven(self) -> bool:
         """Its ranks compute unlike parts."""
-        return bool(self.sample_shares or self.mesh.expert_shares)
+        return bool(self.sample_shares or self.mesh.unlike)
 
     @property
     def is_unlike(self) -> bool:
@@ -403,8 +404,9 @@ class Plan:
 
 
 def _leave_out_usual(stage: dict[str, Any]) -> None:
-    if not stage["mesh"]["expert_shares"]:
-        del stage["mesh"]["expert_shares"]
+    mesh = stage["mesh"]
+    shares = dict(mesh.pop("unlike"))
+    mesh |= {entry.shares_key: shares[entry.name] for entry in UNLIKE if entry.name in shares}
     stage["layers"] = [*map(place, stage["layers"])]
     for key, value in _USUAL.items():
         if stage[key] == value:
@@ -446,7 +448,7 @@ def _stage(data: dict[str, Any]) -> StagePlan:
     mesh = data.pop("mesh")
     axes = tuple((str(name), int(size)) for name, size in mesh["axes"])
     first, end = (place(each) if is_place(each) else each for each in data["layers"])
-    experts = tuple(mesh.get("expert_shares", ()))
+    unlike = {entry.name: mesh.get(entry.shares_key, ()) for entry in UNLIKE}
     shares = {key: tuple(data.get(key, ())) for key in ("sample_shares", "state_shares")}
     if data.get("expert_places"):
         shares["expert_places"] = tuple(
@@ -455,7 +457,7 @@ def _stage(data: dict[str, Any]) -> StagePlan:
         )
     if data.get("head_rows"):
         shares["head_rows"] = tuple(data["head_rows"])
-    own = {"mesh": Mesh(tuple(mesh["ranks"]), axes, experts), "layers": (first, end)}
+    own = {"mesh": Mesh(tuple(mesh["ranks"]), axes).with_shares(**unlike), "layers": (first, end)}
     return StagePlan(**{**data, **shares, **own})
 
 

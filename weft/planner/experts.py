@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from weft.axes.registry import AXES
 from weft.config.errors import ConfigError
-from weft.plan.layout import EXPERTS, Dim
-from weft.plan.plan import Plan, StagePlan
-from weft.plan.tiling import split_by_weight
+from weft.plan.plan import StagePlan
 from weft.planner.casts import saves_bytes
 from weft.precision.casts import CASTS
 
@@ -26,30 +22,9 @@ def check_experts(where: str, stage: StagePlan) -> None:
     if pieces < 1:
         raise ConfigError(f"{where}.expert_pieces", pieces, "at least 1")
     _check_cast(where, stage)
-    shares, ways = stage.mesh.expert_shares, stage.mesh.size(BY_EXPERTS)
-    if shares and (len(shares) != ways or ways == 1 or min(shares) < 1):
-        expected = f"a number for each place along {BY_EXPERTS} ({ways}), 1 or more"
-        expected = expected if ways > 1 else f"none where {BY_EXPERTS} is 1"
-        raise ConfigError(f"{where}.expert_shares", list(shares), expected)
     if pieces > 1 and stage.mesh.size(BY_EXPERTS) == 1:
         hint = "They are of tokens on their way to experts of other ranks."
         raise ConfigError(f"{where}.expert_pieces", pieces, f"1 where {BY_EXPERTS} is 1", hint)
-
-
-def refuse_no_experts(plan: Plan, dims: Collection[Dim]) -> None:
-    """Every rank has an expert where they are given out by shares.
-
-    Raises:
-        ConfigError: one has none; ``dims`` are the model's.
-    """
-    for p, s, stage in plan.stages():
-        shares = stage.mesh.expert_shares
-        for many in (dim.size for dim in dims if dim.name == EXPERTS and shares):
-            if 0 in split_by_weight(many, shares):
-                expected = f"weights with which each rank has one of {many} experts"
-                hint = "A rank without one would have nothing to do for the others."
-                key = f"pipelines[{p}].stages[{s}].expert_shares"
-                raise ConfigError(key, list(shares), expected, hint)
 
 
 def _check_cast(where: str, stage: StagePlan) -> None:

@@ -182,7 +182,7 @@ def _stages(
         ranks = range(first_rank, first_rank + stage.num_ranks)
         sizes = {axis: size for axis, size in stage.axes.items() if size > 1}
         mesh = Mesh.of(ranks, **(sizes or {NAMES[0]: 1}))
-        meshes.append(replace(mesh, expert_shares=stage.expert_shares or ()))
+        meshes.append(mesh.with_shares(**stage.shares))
         first_rank = ranks.stop
     ends = map(place, accumulate([0, *counts]))
     for m, layers in zip(layout.meshes, pairwise(ends), strict=True):

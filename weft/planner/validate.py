@@ -15,7 +15,7 @@ from weft.axes.check import check_layout
 from weft.axes.held import held
 from weft.axes.registry import AXES
 from weft.cluster.cluster import HOST
-from weft.config.axes import MODEL_AXES, SAMPLE_AXES
+from weft.config.axes import MODEL_AXES, SAMPLE_AXES, UNLIKE
 from weft.config.errors import ConfigError
 from weft.config.names import names_of
 from weft.cost.choice import alike
@@ -33,6 +33,7 @@ from weft.planner.experts import check_experts
 from weft.planner.heads import check_heads
 from weft.planner.long_samples import BY_HEADS, check_chunks, check_scores
 from weft.planner.sites import check_sites
+from weft.planner.unlike import check_unlike
 from weft.precision.registry import PRECISIONS
 from weft.precision.roles import TIERS
 from weft.recompute.asked import check_asked, kept_off_host, offloads
@@ -132,11 +133,8 @@ def _check_values(plan: Plan) -> None:
         _refuse_other(f"{where}.mesh", stage.mesh, Mesh)
         _refuse_other(f"{where}.device", stage.device, str)
         _refuse_other(f"{where}.compile", stage.compile, bool)
-        _refuse_other(f"{where}.passes", stage.passes, int)
-        _refuse_other(f"{where}.pieces", stage.pieces, int)
-        _refuse_other(f"{where}.head_ways", stage.head_ways, int)
-        _refuse_other(f"{where}.expert_ways", stage.expert_ways, int)
-        _refuse_other(f"{where}.expert_pieces", stage.expert_pieces, int)
+        for key in ("passes", "pieces", "head_ways", "expert_ways", "expert_pieces"):
+            _refuse_other(f"{where}.{key}", getattr(stage, key), int)
         _refuse_unnamed(f"{where}.scores", stage.scores, get_args(Scores))
         _refuse_unnamed(f"{where}.precision", stage.precision, names_of("precisions"))
         check_asked(f"{where}.recompute", stage.recompute, len(stage.blocks))
@@ -144,7 +142,8 @@ def _check_values(plan: Plan) -> None:
         _refuse_unnamed(f"{where}.state_tier", stage.state_tier, TIERS)
         _refuse_unnamed(f"{where}.param_tier", stage.param_tier, TIERS)
         _check_numbers(f"{where}.sample_shares", stage.sample_shares)
-        _check_numbers(f"{where}.expert_shares", stage.mesh.expert_shares)
+        for entry in UNLIKE:
+            _check_numbers(f"{where}.{entry.shares_key}", stage.mesh.shares(entry.name))
         _check_numbers(f"{where}.state_shares", stage.state_shares)
         _check_numbers(f"{where}.head_rows", stage.head_rows or ())
     refuse_host_on_host(plan)
@@ -283,6 +282,7 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
         _check_pieces(f"{where}.stages[{s}].pieces", stage)
         _check_neighbours(f"{where}.stages[{s}]", stage)
         check_scores(f"{where}.stages[{s}].scores", stage)
+        check_unlike(f"{where}.stages[{s}]", stage)
         check_experts(f"{where}.stages[{s}]", stage)
         check_chunks(f"{where}.stages[{s}].recompute", stage)
 

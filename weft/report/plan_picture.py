@@ -18,7 +18,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from weft.cluster.cluster import Chip, Cluster
-from weft.config.axes import NAMES, SEARCHED
+from weft.config.axes import NAMES, SEARCHED, UNLIKE
 from weft.plan.borders import Layers
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.naming import elsewhere
@@ -338,8 +338,8 @@ def _settings(stage: StagePlan) -> list[str]:
     found += [f"{stage.pieces} pieces"] * (stage.pieces > 1)
     found += [f"{stage.expert_pieces} pieces to experts"] * (stage.expert_pieces > 1)
     found += elsewhere(stage)
-    said = ("samples", stage.sample_shares), ("experts", stage.mesh.expert_shares)
-    for words, shares in (*said, ("state", stage.state_shares)):
+    unlike = [(f"{entry.divides}s", stage.mesh.shares(entry.name)) for entry in UNLIKE]
+    for words, shares in (("samples", stage.sample_shares), *unlike, ("state", stage.state_shares)):
         found += [f"{words} {':'.join(map(str, shares))}"] * bool(shares)
     return found + in_short(stage.recompute) + ["compiled"] * stage.compile
 

@@ -29,8 +29,8 @@ from weft.plan.plan import Plan, StagePlan
 from weft.plan.plan_file import view_used
 from weft.planner.expert_places import refuse_wrong_places
 from weft.planner.expert_tiers import refuse_idle_expert_tiers
-from weft.planner.experts import refuse_no_experts
 from weft.planner.problem import Problem, Workload
+from weft.planner.unlike import refuse_idle_places
 from weft.planner.validate import (
     refuse_host_on_host,
     refuse_idle_heads,
@@ -192,7 +192,7 @@ def _given(
     refuse_idle_expert_tiers(plan, spec, by_element=by_element)
     dims = dims_of_model(spec)
     refuse_idle_pieces(plan, dims)
-    refuse_no_experts(plan, dims)
+    refuse_idle_places(plan, dims)
     refuse_idle_heads(plan, dims)
     for p, s, stage in plan.stages():
         where = f"pipelines[{p}].stages[{s}]"

@@ -38,11 +38,11 @@ from weft.planner.casts import refuse_idle_cast, with_casts, with_gather, with_r
 from weft.planner.domains import idle_zero_notes, nodes_of, refuse_idle_domains, with_domains
 from weft.planner.expert_places import refuse_idle_moves, refuse_wrong_places
 from weft.planner.expert_tiers import refuse_idle_expert_tiers
-from weft.planner.experts import refuse_no_experts
 from weft.planner.problem import Workload
 from weft.planner.shares import refuse_unbalanced
 from weft.planner.sites import refuse_idle_fragments, refuse_settled, with_sites
 from weft.planner.stages import made_of, pipelines_of, staged_plan
+from weft.planner.unlike import refuse_idle_places
 from weft.planner.validate import (
     refuse_idle_heads,
     refuse_idle_pieces,
@@ -423,7 +423,7 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
 
         refuse_one_part(plan, config.data.seq_len)
     refuse_idle_pieces(plan, dims)
-    refuse_no_experts(plan, dims)
+    refuse_idle_places(plan, dims)
     refuse_idle_heads(plan, dims)
 
 

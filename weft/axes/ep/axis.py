@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, groupby
+from itertools import groupby
 from types import MappingProxyType
 
 from weft.axes.axis import Axis, check_samples, most_samples
 from weft.config.errors import ConfigError
 from weft.plan.layout import EXPERTS, SAMPLES, Dim, Form, places_at
 from weft.plan.plan import StagePlan
-from weft.plan.tiling import split_by_weight
 
 
 class ExpertParallel(Axis):
@@ -42,10 +41,7 @@ class ExpertParallel(Axis):
                 expert for expert, place in enumerate(dim.places) if position in places_at(place)
             ]
             return tuple(range(expert, expert + 1) for expert in own)
-        if dim.name != EXPERTS or not shares:
-            return super().part(dim, ways, position)
-        ends = [0, *accumulate(split_by_weight(dim.size, shares))]
-        return (range(ends[position], ends[position + 1]),)
+        return super().part(dim, ways, position, shares if dim.name == EXPERTS else ())
 
     def allows(self, dims: Iterable[Dim], ways: int) -> bool:
         dims = list(dims)

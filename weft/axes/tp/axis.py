@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 
 from weft.axes.axis import Axis, divisible
@@ -31,6 +31,12 @@ class TensorParallel(Axis):
 
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.width if form in ("param", "inner") else form == "stream" and dim.name == "seq"
+
+    def part(
+        self, dim: Dim, ways: int, position: int, shares: Sequence[int] = ()
+    ) -> tuple[range, ...]:
+        """Tokens between modules go as evenly as they can, whatever is computed inside them."""
+        return super().part(dim, ways, position, shares if dim.width else ())
 
     def allows(self, dims: Iterable[Dim], ways: int) -> bool:
         divided = self._divided(dims)

@@ -8,6 +8,7 @@ from itertools import groupby
 
 from weft.cli.output import aligned, out
 from weft.cluster.view import ClusterView
+from weft.config.axes import UNLIKE
 from weft.cost.interval import PART
 from weft.plan.plan import PipelinePlan, Plan
 from weft.planner.explain import NO_GAIN, Comparison, gap_in_words, pruned_in_words, settings
@@ -104,7 +105,10 @@ def _rows(plan: Plan) -> Iterator[dict[str, str]]:
             "scores": stage.scores.removeprefix("blocks"),
             "expert ways": str(stage.expert_ways or ""),
             "expert pieces": _several(stage.expert_pieces),
-            "experts by": " : ".join(map(str, stage.mesh.expert_shares)),
+            **{
+                f"{entry.divides}s by": " : ".join(map(str, stage.mesh.shares(entry.name)))
+                for entry in UNLIKE
+            },
             "samples by": " : ".join(map(str, stage.sample_shares)),
             "keeps": " : ".join(map(str, stage.state_shares)),
             "computes": " ".join(extras),

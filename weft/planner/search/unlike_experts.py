@@ -7,7 +7,6 @@ moved one by one from chip to chip as long as a step gets shorter, or less memor
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import permutations, product
 from typing import NamedTuple
 
@@ -154,7 +153,7 @@ def _plan(asked: _Asked, parts: _Parts, problem: Problem) -> Plan:
     work, size = problem.workload, problem.cluster.world_size
     mesh = Mesh.of(range(size), **{BY_EXPERTS: size})
     stage = StagePlan(
-        mesh=replace(mesh, expert_shares=parts.experts),
+        mesh=mesh.with_shares(**{BY_EXPERTS: parts.experts}),
         layers=(0, work.spec.num_layers),
         device=problem.cluster.pools[0].chip.device,
         precision=work.precision,
