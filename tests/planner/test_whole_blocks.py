@@ -43,6 +43,21 @@ def test_a_cut_block_is_refused(sizes: dict[str, int], tp: int, said: str) -> No
     return refuse_cut_blocks(plan(tp), spec, wide)
 
 
+def test_unlike_parts_cut_no_block_either() -> None:
+    """A third of 112 blocks is none, a quarter is; by rows anything is."""
+
+    def unlike(shares: tuple[int, int], precision: str = "fp8-blockwise") -> Plan:
+        return plan(2, precision).each(
+            lambda stage: replace(stage, mesh=stage.mesh.with_shares(tp=shares))
+        )
+
+    params = param_specs(LLAMA)
+    refuse_cut_blocks(unlike((3, 1)), LLAMA, params)
+    refuse_cut_blocks(unlike((2, 1), "fp8-rowwise"), LLAMA, params)
+    with pytest.raises(ConfigError, match=r"width_shares = \[2, 1\].*elements 0 to 9556 of 14336"):
+        refuse_cut_blocks(unlike((2, 1)), LLAMA, params)
+
+
 @pytest.mark.parametrize(("seq_len", "said"), [(1024, ""), (640, "0 to 159 of 640 of a sample's")])
 def test_blocks_of_tokens(seq_len: int, said: str) -> None:
     """Two ranks have four parts of a sample; the axis that cuts is named, not the first."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 from weft.axes.held import tiling
+from weft.config.axes import UNLIKE
 from weft.config.errors import ConfigError
 from weft.models.registry import dims_of_model, layout_of, param_specs
 from weft.plan.box import Box
@@ -25,17 +27,24 @@ def refuse_cut_blocks(plan: Plan, spec: ModelSpec, params: Sequence[ParamSpec]) 
     """
     wide = frozenset(param.name for param in params if not param.fp8)
     for p, s, stage in plan.stages():
-        cut = cut_block(spec, stage.mesh.axes, stage.precision, wide)
+        asked = stage.precision, wide
+        cut = cut_block(spec, stage.mesh.axes, *asked, stage.mesh.unlike)
         if cut:
-            axis = next(
-                name
-                for name in stage.mesh.model_axes
-                if cut_block(spec, ((name, stage.mesh.size(name)),), stage.precision, wide)
-            )
+            key, value = _cutting(spec, stage.mesh, *asked)
             hint = "Precision fp8-rowwise has no blocks."
-            expected = f"a size that cuts no block of precision {stage.precision}; not {cut}"
-            key = f"pipelines[{p}].stages[{s}].mesh.{axis}"
-            raise ConfigError(key, stage.mesh.size(axis), expected, hint)
+            expected = f"what cuts no block of precision {stage.precision}; not {cut}"
+            raise ConfigError(f"pipelines[{p}].stages[{s}].{key}", value, expected, hint)
+
+
+def _cutting(spec: ModelSpec, mesh: Mesh, *asked: Any) -> tuple[str, object]:
+    """What of a mesh cuts blocks by itself: the size of an axis, or its weights."""
+    for name in mesh.model_axes:
+        axes, shares = ((name, mesh.size(name)),), mesh.shares(name)
+        if cut_block(spec, axes, *asked):
+            return f"mesh.{name}", mesh.size(name)
+        if shares and cut_block(spec, axes, *asked, ((name, shares),)):
+            return next(e.shares_key for e in UNLIKE if e.name == name), list(shares)
+    raise AssertionError(f"no axis by itself cuts a block: {mesh}")
 
 
 @lru_cache(maxsize=1 << 10)
@@ -44,16 +53,19 @@ def cut_block(
     axes: tuple[tuple[str, int], ...],
     precision: Precision,
     wide: frozenset[str] = frozenset(),
+    unlike: tuple[tuple[str, tuple[int, ...]], ...] = (),
 ) -> str:
     """A part of a layer's weight, or of a sample, that begins or ends inside a block, in words;
     empty: none does.
 
-    ``wide``: those that have no blocks.
+    Args:
+        wide: Those that have no blocks.
+        unlike: As of a mesh.
     """
     products = PRECISIONS[precision].products
     if products is None or products.scaling != "blockwise":
         return ""
-    mesh = Mesh(tuple(range(prod(size for _, size in axes))), axes)
+    mesh = Mesh(tuple(range(prod(size for _, size in axes))), axes, unlike)
     for dims, form, name in _with_blocks(spec, wide):
         boxes = {box for held in tiling(dims, form, mesh).boxes.values() for box in held}
         for low, high, dim in sorted(_ends(boxes, dims), key=lambda end: end[:2]):
