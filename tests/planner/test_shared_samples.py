@@ -9,8 +9,16 @@ from weft.cluster.view import ChipPool, ClusterView
 from weft.models.llama.sizes import SIZES
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import search
+from weft.planner.search.sharing import by_speed
 
 SAME = 1 + 1e-9
+
+
+@pytest.mark.parametrize("total", range(4, 9))
+def test_every_pipeline_begins_with_a_sample(total: int) -> None:
+    """Rounding up the slow ones takes more than the fastest has to give."""
+    shares = by_speed(total, (6, 1, 6, 1))
+    assert sum(shares) == total and min(shares) >= 1
 
 
 @pytest.mark.parametrize("samples", [50, 73])

@@ -93,7 +93,8 @@ class _Trial:
 def by_speed(total: int, weights: Sequence[int]) -> list[int]:
     """Shares to begin with, one at least."""
     shares = [max(1, share) for share in split_by_weight(total, weights)]
-    shares[shares.index(max(shares))] -= sum(shares) - total
+    for _ in range(sum(shares) - total):
+        shares[shares.index(max(shares))] -= 1
     return shares
 
 
