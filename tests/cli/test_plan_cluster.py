@@ -291,8 +291,8 @@ def test_what_does_not_fit_is_said_in_json_too(
             "pipelines[0].stages[0].mesh.ranks = ['L40S', 'RTX4090']: "
             "expected ranks on chips of one kind. "
             "Cut stages where the cluster's kinds of chips meet, or say what part of the samples "
-            "each takes (sample_shares), or of experts each has (expert_shares), where one PyTorch "
-            "device is all of them.\n"
+            "each takes (sample_shares), or of experts or widths each has (expert_shares, "
+            "width_shares), where one PyTorch device is all of them.\n"
             "      in the plan that was given",
         ),
     ],

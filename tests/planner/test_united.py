@@ -42,7 +42,8 @@ def test_a_fast_chip_with_a_third_of_the_memory() -> None:
     refuse_idle_zero(best.plan, tied=False)
     roomy = problem((800, 800), 16)
     more = replace(roomy, options=replace(roomy.options, unlike_meshes=True))
-    assert search(more).best.plan == search(roomy).best.plan, "it is looked for where memory lacks"
+    every = search(more).best.plan.stages()
+    assert not any(s.sample_shares for _, _, s in every), "it is looked for where memory lacks"
 
 
 def test_where_nothing_else_fits() -> None:

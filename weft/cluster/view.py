@@ -188,6 +188,12 @@ class ClusterView:
             nodes += pool.num_nodes if first == nodes else 0
         raise ConfigError("rank", rank, f"a rank below {self.world_size}")
 
+    def chips_with(self, pool: ChipPool) -> int:
+        """Chips of each node of a pool, of all pools that name it."""
+        if not pool.node:
+            return pool.chips_per_node
+        return sum(other.num_chips for other in self.pools if other.node == pool.node)
+
     @property
     def sites(self) -> tuple[Site, ...]:
         """Where its nodes are, in the order of pools; empty where all are in one place. What these

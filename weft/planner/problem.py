@@ -88,8 +88,8 @@ class Options:
     """Pipelines may have more microbatches in flight than their schedule needs, where borders take
     long; and the best few plans an order made for their stages, borders and memory."""
     unlike_meshes: bool = False
-    """Where memory rules plans out, unlike chips may be one mesh, with shares of samples and state
-    of their own."""
+    """Unlike chips may be one mesh: with shares of samples and state of their own where memory
+    rules plans out, and of widths where they are in one machine."""
     cuts_layers: bool = False
     """Borders of the best few plans may be moved into layers, where the family lets them."""
     divides_heads: bool = False

@@ -201,8 +201,8 @@ def _given(
         devices_of = {cluster.pool_of(rank).chip.device for rank in stage.mesh.ranks}
         if len(names) > 1 and not (stage.is_uneven and len(devices_of) == 1):
             hint = "Cut stages where the cluster's kinds of chips meet, or say what part of the "
-            hint += "samples each takes (sample_shares), or of experts each has (expert_shares), "
-            hint += "where one PyTorch device is all of them."
+            hint += "samples each takes (sample_shares), or of experts or widths each has "
+            hint += "(expert_shares, width_shares), where one PyTorch device is all of them."
             raise ConfigError(f"{where}.mesh.ranks", names, "ranks on chips of one kind", hint)
     refuse_cut_blocks(plan, spec, marked(loaded.config.optim, param_specs(spec)))
     plan = plan.each(partial(_on_its_chips, cluster))

@@ -207,6 +207,14 @@ def _speaking(stage: StagePlan) -> Sequence[int]:
     return stage.mesh.ranks if stage.is_unlike else stage.mesh.ranks[:1]
 
 
+def _in_mesh(hardware: Hardware, stage: StagePlan, cluster: ClusterView, rank: int) -> Hardware:
+    """Where a mesh goes through several pools of a node, its messages stay there."""
+    if not stage.is_unlike:
+        return hardware
+    near = cluster.chips_with(cluster.pool_of(rank))
+    return replace(hardware, fabric=replace(hardware.fabric, chips_per_node=near))
+
+
 def _far(
     plan: Plan, pipeline: PipelinePlan, ends: tuple[int, int], cluster: ClusterView
 ) -> Far | None:
@@ -325,7 +333,7 @@ def times_of_plan(
                     sites=places,
                     gathers=_gathers(stage, choice, spec, training),
                 ),
-                hardware(rank),
+                _in_mesh(hardware(rank), stage, cluster, rank),
             )
             for choice, rank in zip(each, ranks, strict=True)
         }

@@ -10,6 +10,7 @@ another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import chain, combinations
 from math import ceil, inf
@@ -237,6 +238,7 @@ class Relaxed:
         """Seconds in which a rank of a group that holds the model gets its part of the sums of
         gradients, and parameters come back; and the part that does not hide of what hides best."""
         fabric, software = self.kinds.fabric(pool), self.kinds.software(pool)
+        fabric = replace(fabric, chips_per_node=self.problem.cluster.chips_with(self.pools[pool]))
         params = self._trained(ends=True)
         sums_s = fabric.seconds("reduce_scatter", software.grad_bytes * params, group)
         back_s = fabric.seconds("all_gather", software.weight_bytes * params, group)

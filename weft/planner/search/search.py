@@ -42,6 +42,7 @@ from weft.planner.search.refined import BEST_FEW, refined
 from weft.planner.search.sharing import Beside, shared
 from weft.planner.search.united import united, with_united
 from weft.planner.search.unlike_experts import unlike_experts, with_unlike_experts
+from weft.planner.search.unlike_widths import unlike_widths, with_unlike_widths
 from weft.schedules.registry import SCHEDULES
 
 ALONE = 32
@@ -114,7 +115,7 @@ def _searched(problem: Problem, progress: Progress | None) -> Found:
     fastest = refined(every, problem)
     if options.unlike_meshes and run.lacks_memory:
         fastest = with_united(fastest, problem, relaxed.of_one_mesh)
-    fastest = with_unlike_experts(fastest, problem)
+    fastest = with_unlike_widths(with_unlike_experts(fastest, problem), problem)
     return run.found(fastest, begin)
 
 
@@ -126,8 +127,8 @@ def _otherwise(run: SearchRun, begin: float, progress: Progress | None) -> Found
     """
     problem = run.problem
     if run.options.unlike_meshes:
-        every = (one for one in (united(problem), unlike_experts(problem)) if one is not None)
-        if fastest := sorted(every, key=lambda one: one.time.step_s):
+        every = (look(problem) for look in (united, unlike_experts, unlike_widths))
+        if fastest := sorted(filter(None, every), key=lambda one: one.time.step_s):
             return run.found(fastest, begin)
     if elsewhere := _elsewhere(problem):
         return nearer(_searched(elsewhere, progress), problem)

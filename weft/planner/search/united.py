@@ -43,7 +43,7 @@ def united(
         below: Seconds of another plan, than which none that is slower is looked for.
     """
     best: Candidate | None = None
-    for part in unlike_groups(problem):
+    for part in unlike_groups(problem, min(FEW_CHIPS, problem.workload.samples)):
         if least_s is None or least_s(part) < below:
             found = _best(problem.on(part))
             if found and (best is None or found.time.step_s < best.time.step_s):
@@ -61,8 +61,8 @@ def with_united(
     return [one, *candidates]
 
 
-def unlike_groups(problem: Problem) -> Iterator[ClusterView]:
-    """Pools of several kinds that are one device to PyTorch, at one site."""
+def unlike_groups(problem: Problem, most: int) -> Iterator[ClusterView]:
+    """Pools of several kinds that are one device to PyTorch, at one site; ``most``: chips."""
     pools, options = problem.cluster.pools, problem.options
     elsewhere = {options.tiers[0], options.param_tiers[0], options.expert_tiers[0]} - {"device"}
     if elsewhere or not (options.any_shape and options.unlike_stages):
@@ -72,7 +72,7 @@ def unlike_groups(problem: Problem) -> Iterator[ClusterView]:
             view = ClusterView(some)
             near = len({(pool.site, pool.chip.device) for pool in some}) == 1
             unlike = len({pool.chip.name for pool in some}) > 1 if near else False
-            if unlike and view.world_size <= min(FEW_CHIPS, problem.workload.samples):
+            if unlike and view.world_size <= most:
                 yield view
 
 

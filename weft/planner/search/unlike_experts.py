@@ -70,8 +70,8 @@ def unlike_experts(problem: Problem) -> Candidate | None:
 def _views(problem: Problem) -> Iterator[ClusterView]:
     shape = shape_of(problem.workload.spec).experts
     if shape is not None and problem.options.unlike_meshes:
-        most = min(FEW_CHIPS, shape.num_experts)
-        yield from (view for view in unlike_groups(problem) if view.world_size <= most)
+        most = min(FEW_CHIPS, shape.num_experts, problem.workload.samples)
+        yield from unlike_groups(problem, most)
 
 
 def _best(problem: Problem) -> Candidate | None:

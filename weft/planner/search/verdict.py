@@ -95,6 +95,8 @@ def lines_of(plan: Plan, cluster: ClusterView) -> list[Line]:
     Raises:
         OutsideError: it cannot.
     """
+    if plan.has_unlike_shares:
+        raise OutsideError("it weighs meshes whose ranks have unlike parts apart, by other ways")
     lines = [_line(pipeline, cluster) for pipeline in plan.pipelines]
     pools = [section.pool for line in lines for section in line.sections]
     if len(set(pools)) < len(pools):
