@@ -10,8 +10,9 @@ import pytest
 from weft.cluster.cluster import Chip, Node, catalogue
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
+from weft.cost.choice import choice_of
 from weft.cost.memory import CPU
-from weft.cost.operators import Op
+from weft.cost.operators import Op, layer_ops
 from weft.cost.profile import (
     AttentionTime,
     Contention,
@@ -33,6 +34,7 @@ from weft.cost.profile_file import (
     to_json,
 )
 from weft.models.llama.sizes import SIZES
+from weft.models.registry import shape_of
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.simulate import known
@@ -191,6 +193,29 @@ def test_memory_is_counted_as_it_was_measured() -> None:
     """What an allocator takes besides; as usual where that was not measured."""
     assert replace(PROFILE, fragments=0.5).overheads.fragments == 0.5
     assert PROFILE.overheads.fragments == CPU.fragments > 0
+
+
+def test_attention_whose_keys_go_round_takes_what_that_was_measured_at() -> None:
+    """On a processor, where a rank has a part of the sequence; with an older profile, as long as
+    attention to keys that are all there."""
+    stage = StagePlan(mesh=Mesh.of((0, 1), cp=2), layers=(0, 2))
+    shape = shape_of(SIZES["debug-1m"])
+
+    def attention(asked: StagePlan) -> Op:
+        line = PipelinePlan(stages=(asked,), samples=2, microbatch=1)
+        ops = layer_ops(shape, choice_of(line, 0, 512).work, experts=False)
+        return next(op for op in ops if op.kind == "attention")
+
+    op, whole = attention(stage), attention(replace(stage, mesh=Mesh.of((0,))))
+    assert op.m == 256
+    assert attention(replace(stage, device="cuda")).name == whole.name == "attention"
+    rounds = (AttentionTime("fp32", 256, 64, 3e-11, 7e-11),)
+    again = replace(PROFILE, rounds=rounds)
+    assert again.seconds(op, "forward", "fp32") == pytest.approx(3e-11 * op.flops)
+    assert again.seconds(op, "input_grad", "fp32") == pytest.approx(7e-11 * op.flops)
+    assert again.seconds(whole, "forward", "fp32") == PROFILE.seconds(whole, "forward", "fp32")
+    bare = op._replace(name="attention")
+    assert PROFILE.seconds(op, "forward", "fp32") == PROFILE.seconds(bare, "forward", "fp32")
 
 
 def test_a_place_has_the_measured_links() -> None:

@@ -16,6 +16,7 @@ from weft.elastic.chip_profile import (
     profile_chip,
     real_steps,
 )
+from weft.elastic.rounds import measure_rounds
 from weft.plan.mesh import Mesh
 from weft.platform.detect import detect_node
 
@@ -116,6 +117,12 @@ class TakingEach:
 
     def run(self, _job, _device, sample, _rounds, *, world_size: int) -> list[float]:
         return [self.seconds[sample]] * world_size
+
+
+def test_attention_is_measured_while_keys_go_round(pool) -> None:
+    found = pool.run(measure_rounds, "cpu", ("fp32",), True, world_size=2)[0]
+    assert [point.seq_len for point in found] == [128, 256]
+    assert all(1e-13 < point.forward < 1e-8 and 1e-13 < point.backward < 1e-8 for point in found)
 
 
 def test_sending_takes_a_core(pool) -> None:

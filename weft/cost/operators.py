@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from weft.cost.work import StageWork, layers_by_kind
 from weft.models.shape import Branch, ModelShape
+from weft.recompute.core import GOES_ROUND
 
 Phase = Literal["forward", "input_grad", "weight_grad"]
 PHASES: tuple[Phase, ...] = ("forward", "input_grad", "weight_grad")
@@ -108,9 +109,8 @@ def _core_ops(shape: ModelShape, work: StageWork, heads: float) -> Iterator[Op]:
     if work.fused_attention and not work.in_rows:
         widths = shape.key_width + shape.value_width
         moved = 4 * work.tokens * heads * widths
-        yield Op(
-            "attention", "attention", per_rank, work.seq_len * shape.seen, widths, count, moved
-        )
+        name = GOES_ROUND if work.eager and work.share("seq") > work.head_ways else "attention"
+        yield Op(name, "attention", per_rank, work.seq_len * shape.seen, widths, count, moved)
         return
     yield Op("scores", "batched", per_rank, work.seq_len, shape.key_width, count)
     yield Op("values", "batched", per_rank, shape.value_width, work.seq_len, count)

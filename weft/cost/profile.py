@@ -19,6 +19,7 @@ from weft.cost.memory import ACCELERATOR, BUCKET_BYTES, CPU, Overheads
 from weft.cost.operators import PHASES, Op, Phase
 from weft.cost.timing import Hardware, Software
 from weft.cost.traffic import Fabric
+from weft.recompute.core import GOES_ROUND
 
 ADDED_BYTES = 12
 """Of one parameter: two gradients read, their sum written."""
@@ -138,6 +139,8 @@ class Profile:
     machine: Machine
     products: tuple[Product, ...]
     attention: tuple[AttentionTime, ...]
+    rounds: tuple[AttentionTime, ...] = ()
+    """Of attention while keys go round two ranks of a processor, by the tokens of one."""
     moving: tuple[MovingTime, ...]
     links: tuple[LinkTime, ...] = ()
     contention: tuple[Contention, ...] = ()
@@ -307,8 +310,8 @@ def _product(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
 
 
 def _attention(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
-    points = [point for point in profile.attention if point.dtype == dtype]
-    points = points or list(profile.attention)
+    measured = (op.name == GOES_ROUND and profile.rounds) or profile.attention
+    points = [point for point in measured if point.dtype == dtype] or list(measured)
     nearest = min((abs(log(point.width / op.k)), point.width) for point in points)[1]
     column = 3 if phase == "forward" else 4
     curve = [(p.seq_len, float(p[column])) for p in points if p.width == nearest]

@@ -20,9 +20,18 @@ from weft.comm.members import Channel
 from weft.config.optim_sections import AdamWConfig
 from weft.cost.memory import Overheads, memory_of_plan
 from weft.cost.operators import PHASES, Op
-from weft.cost.profile import Contention, LinkKind, LinkTime, Machine, MovingTime, Profile
+from weft.cost.profile import (
+    AttentionTime,
+    Contention,
+    LinkKind,
+    LinkTime,
+    Machine,
+    MovingTime,
+    Profile,
+)
 from weft.elastic import measure
 from weft.elastic.pool import WorkerPool
+from weft.elastic.rounds import measure_rounds
 from weft.models.registry import default_family
 from weft.nn.context import Context
 from weft.nn.stage import MicroBatch
@@ -144,7 +153,19 @@ def _beside_others(
         profile = replace(profile, sending_bytes_s=min(sending))
         say("real steps of ranks that compute and talk at once")
         profile = _in_company(profile, node, pool, ranks, rounds=6 if quick else 15)
+        say("attention whose keys go round two ranks")
+        dtypes = tuple(dict.fromkeys(point.dtype for point in profile.attention))
+        rounds = pool.run(measure_rounds, device, dtypes, quick, world_size=2)[0]
+        profile = replace(profile, rounds=_alone(profile, rounds))
     return profile
+
+
+def _alone(profile: Profile, rounds: Sequence[AttentionTime]) -> tuple[AttentionTime, ...]:
+    """As if each of both ranks had been by itself."""
+    slower = profile.shared(2).slowdown
+    return tuple(
+        t._replace(forward=t.forward / slower, backward=t.backward / slower) for t in rounds
+    )
 
 
 def measure_peak(address: RankAddress, device: str, sample: Sample) -> float:

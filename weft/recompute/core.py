@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from weft.recompute.mode import Mode
 
-CORE = {"attention": 1.0, "scores": 1.0, "values": 1.0, "softmax": 1.0}
+GOES_ROUND = "attention as keys go round"
+"""An operation of processors, whose attention is in parts there, which they put together."""
+CORE = {"attention": 1.0, GOES_ROUND: 1.0, "scores": 1.0, "values": 1.0, "softmax": 1.0}
 MODE = Mode(
     name="core",
     order=2,
