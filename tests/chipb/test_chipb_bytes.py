@@ -22,8 +22,6 @@ from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.precision.roles import Tier
 from weft.train.assemble import fill, initial
 
-LAYERS = 8
-
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -39,12 +37,13 @@ class Row:
     samples: int = 2
     """Of a microbatch, for each rank."""
     seq_len: int = 256
+    layers: int = 4
 
     def plan(self) -> Plan:
         axes = {"dp": self.ranks} if self.ranks > 1 else {}
         stage = StagePlan(
             mesh=Mesh.of(range(self.ranks), **axes),
-            layers=(0, LAYERS),
+            layers=(0, self.layers),
             precision=self.precision,
             recompute=self.recompute,
             zero=self.zero,
@@ -53,12 +52,12 @@ class Row:
         )
         many = self.samples * self.ranks
         line = PipelinePlan(stages=(stage,), samples=2 * many, microbatch=many)
-        return Plan(num_layers=LAYERS, pipelines=(line,))
+        return Plan(num_layers=self.layers, pipelines=(line,))
 
     def rehearsal(self, folder: str) -> Rehearsal:
         spec = next(iter(FAMILIES[self.family].sizes.values())).reduced()
         kv_heads = 4 if self.family == "llama" else 8
-        spec = replace(spec, num_layers=LAYERS, d_model=256, d_ff=512, num_heads=8)
+        spec = replace(spec, num_layers=self.layers, d_model=256, d_ff=512, num_heads=8)
         spec = replace(spec, num_kv_heads=kv_heads, d_head=32, dropout=0.1 * (kv_heads == 8))
         spec = replace(spec, seq_len=self.seq_len)
         return Rehearsal(
@@ -72,12 +71,12 @@ MADE_AGAIN = (
 )  # fmt: skip
 ROWS = [
     *(Row(recompute=text) for text in MADE_AGAIN),
-    Row(recompute="full+chunks", samples=10),
+    Row(recompute="full+chunks", samples=10, layers=8),
     Row(recompute="off", family="gpt2"),
     Row(recompute="attention+activation", family="gpt2"),
     Row(recompute="full", precision="bf16", samples=1, seq_len=64),
-    *(Row(ranks=2, zero=level) for level in (0, 1, 2, 3)),
-    Row(ranks=2, zero=3, recompute="core+full:2"),
+    *(Row(ranks=2, zero=level, layers=8) for level in (0, 1, 2, 3)),
+    Row(ranks=2, zero=3, layers=8, recompute="core+full:2"),
     Row(state_tier="disk"),
     Row(precision="bf16", param_tier="disk", seq_len=128),
     Row(precision="bf16", param_tier="disk", state_tier="disk", seq_len=128),
