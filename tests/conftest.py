@@ -1,8 +1,9 @@
 """What every test shares: one pool of ranks, reused from test to test."""
 
+import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from multiprocessing import forkserver
 from typing import Any
 
@@ -21,6 +22,8 @@ and a run of one rank with two threads took up to 19 times as long."""
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so; commands under test must hear Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+gc.set_threshold(50_000, 20, 20)  # plans are made of many small objects, none of them in a circle
 
 settings.register_profile("patient", deadline=None)  # a busy machine is slower, not wrong
 settings.load_profile("patient")
@@ -41,6 +44,17 @@ FIRST = (
     "test_per_node",
 )
 """Files with tests of half a minute: none of these may be the last, for which all others wait."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What tests import stays: the collector of garbage never looks through these objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
