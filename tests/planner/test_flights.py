@@ -43,7 +43,7 @@ def test_as_many_as_are_on_their_way() -> None:
     """By hand: what is on its way between two meshes, in microbatches that are done meanwhile."""
     slow = route(1)
     (border,) = slow.borders
-    ways = 2 * (border.transfer_s + border.latency_s) / slow.cycle_s
+    ways = 2 * (border.transfer_s + border.latency_s) / slow.course.cycle_s
     assert ways == pytest.approx(2, rel=1e-3), "the border is the slowest of all"
     assert PARTS == (1.0, 0.5), "two more hide all, one more half"
     assert list(deeper(slow)) == [(4, 1), (3, 1)]

@@ -30,6 +30,8 @@ class Rate(NamedTuple):
     section: Section
     full_s: float
     """After how long all that there is memory for is done."""
+    forward: float
+    """Part of a layer's time that is forward."""
 
 
 class Combined(NamedTuple):

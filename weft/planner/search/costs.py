@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -40,8 +40,12 @@ class Held(NamedTuple):
         return choice.holding(layers, embeds=self.embeds, predicts=self.predicts)
 
 
-class Rank(NamedTuple):
-    """One rank of a section: where it is, and what it does of whatever layers it gets."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Rank:
+    """One rank of a section: where it is, and what it does of whatever layers it gets.
+
+    ``Costs.rank`` makes each once, so that what is kept by it is found without looking into it.
+    """
 
     pool: int
     per_node: int
@@ -105,11 +109,14 @@ class Costs:
         """By pool: bytes of one chip that may be planned."""
         self.rooms: dict[object, int] = {}
         """Most layers of a mesh, by all that decides; of the routes that ask."""
+        self.choice: Callable[[Section, int], StageChoice] = cache(self._choice)
+        """Of a stage on each of a section's meshes; with the samples of a rank, of a microbatch."""
+        self.rank: Callable[[int, int, StageChoice], Rank] = cache(Rank)
         self.times: Callable[[Rank, Held], StageTimes] = cache(self._times)
         """One full microbatch, and what a step does once."""
         self.ragged: Callable[[Rank, int, Held], StageTimes] = cache(self._ragged)
         """Likewise, with a last microbatch of which the rank has so many samples."""
-        self.bytes: Callable[[int, StageChoice, Held], Bytes] = cache(self._bytes)
+        self.bytes: Callable[[Rank, Held], Bytes] = cache(self._bytes)
         """Memory of a stage, apart from how many microbatches it holds."""
         self.hardware: Callable[[int, int], Hardware] = cache(self._hardware)
         """Chips and links of a section: of a pool, with so many chips a node."""
@@ -122,6 +129,8 @@ class Costs:
         self._state = workload.training.state(workload.precision)
         self._trained = workload.training.parts((0, self.shape.num_layers))
         self._eager = [pool.chip.device == HOST for pool in pools]
+        both = False, True
+        self._levels = {(a, e): self._zero_levels(alone=a, eager=e) for a in both for e in both}
         self._gathers_keys = [gathers_keys(pool.chip.device) for pool in pools]
 
     def asked(self, problem: Problem) -> Costs:
@@ -151,14 +160,15 @@ class Costs:
         """Levels that a section may have; level 3 is for pipelines that have all in a domain."""
         if section.copies * self.num_pipelines == 1:
             return (0,)
-        alone = self.num_pipelines == 1 or section.shard_ways
-        on_host = "" if not self._eager[section.pool] else HOST
-        if keeps_apart(self.options.param_tiers[0], on_host):
+        alone = self.num_pipelines == 1 or section.shard_ways > 0
+        return self._levels[alone, self._eager[section.pool]]
+
+    def _zero_levels(self, *, alone: bool, eager: bool) -> tuple[ZeroLevel, ...]:
+        if keeps_apart(self.options.param_tiers[0], HOST if eager else ""):
             return tuple(z for z in self.options.zero if z == 3 and alone)
         return tuple(z for z in self.options.zero if z < 3 or alone) or (0,)
 
-    def choice(self, section: Section, samples: int) -> StageChoice:
-        """Of a stage on each of a section's meshes; ``samples``: of a rank, of a microbatch."""
+    def _choice(self, section: Section, samples: int) -> StageChoice:
         axes = tuple(axis for axis in section.axes if axis[1] > 1)
         return StageChoice(
             work=StageWork(
@@ -229,10 +239,14 @@ class Costs:
         return stage_times(self.shape, held.of(rank.choice), hardware)
 
     def _ragged(self, rank: Rank, last: int, held: Held) -> StageTimes:
-        small = rank._replace(choice=rank.choice.taking(last))
-        return replace(self.times(rank, held), last=self.times(small, held))
+        return replace(self.times(rank, held), last=self.times(self.taking(rank, last), held))
 
-    def _bytes(self, pool: int, choice: StageChoice, held: Held) -> Bytes:
+    def taking(self, rank: Rank, samples: int) -> Rank:
+        """The rank with so many samples of a microbatch."""
+        return self.rank(rank.pool, rank.per_node, rank.choice.taking(samples))
+
+    def _bytes(self, rank: Rank, held: Held) -> Bytes:
+        pool, choice = rank.pool, rank.choice
         parts = self.memory(pool, choice, held)
         on_host = 0.0
         if "host" in (choice.tier, choice.param_tier) and not choice.work.eager:

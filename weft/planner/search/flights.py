@@ -28,7 +28,7 @@ def deeper(route: Route) -> Iterator[tuple[int, ...]]:
     line, meshes = route.line, route.num_meshes
     if SCHEDULES[line.schedule].deeper is None or meshes == 1 or not route.costs.options.in_flight:
         return
-    cycle_s = route.cycle_s
+    cycle_s = route.course.cycle_s
     ways = [2 * (each.transfer_s + each.latency_s) / cycle_s for each in route.borders]
     behind = list(accumulate(reversed(ways), initial=0.0))[::-1]
     if behind[0] < WORTH * meshes:

@@ -145,7 +145,7 @@ class Space:
                 continue
             speeds = ((1 / unit.layer_s, placed.meshes),)
             least_s = max(slowest / micro, carried_s)
-            frame = self._frame(least_s, micro, (section,), speeds)
+            frame = self._frame(least_s, micro, (section,), speeds, unit.forward)
             yield frame._replace(num_layers=self.num_layers + unit.ends)
 
     def mixed(self, pools: Sequence[int], per_sample_s: float) -> list[Frame]:
@@ -188,9 +188,12 @@ class Space:
         """The fastest sections that have memory for anything."""
         found: list[Rate] = []
         for speed, section in self.meshes.speeds(pool, micro):
-            most = self.most(section, -(-micro // section.ways), micro)
+            b = -(-micro // section.ways)
+            most = self.most(section, b, micro)
             if most >= 0:
-                found.append(Rate(speed, most, section, most / speed))
+                inner = inner_of(section.axes)
+                forward = self.meshes.unit(pool, inner, section.recompute, b).forward
+                found.append(Rate(speed, most, section, most / speed, forward))
             if len(found) == number:
                 break
         return found
@@ -205,7 +208,10 @@ class Space:
         """Of sections of several kinds."""
         each = ((rate.layers_per_s / rate.section.meshes, rate.section.meshes) for rate in rates)
         sections = tuple(rate.section for rate in rates)
-        return self._frame(per_sample_s, micro, sections, tuple(sorted(each, reverse=True)))
+        forward = min(rate.forward for rate in rates)
+        return self._frame(
+            per_sample_s, micro, sections, tuple(sorted(each, reverse=True)), forward
+        )
 
     def _frame(
         self,
@@ -213,13 +219,10 @@ class Space:
         micro: int,
         sections: tuple[Section, ...],
         speeds: tuple[tuple[float, int], ...],
+        forward: float,
     ) -> Frame:
         """Counted once, for it is asked often."""
         chips = sum(section.num_chips for section in sections)
-        forward = (
-            self.meshes.unit(s.pool, inner_of(s.axes), s.recompute, -(-micro // s.ways)).forward
-            for s in sections
-        )
         ways = factorial(len(sections)) * sum(
             prod(len(self.costs.zero_levels(section)) for section in each)
             for each in self.costs.apart(sections).values()
@@ -235,7 +238,7 @@ class Space:
             late_s=per_sample_s * stretch,
             speeds=speeds,
             num_layers=float(self.num_layers),
-            forward=min(forward),
+            forward=forward,
         )
 
     def _holds(self, section: Section, b: int, micro: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import permutations, product
 from math import inf
 from operator import attrgetter
@@ -13,7 +13,8 @@ from typing import NamedTuple
 from weft.cost.times import StageTimes
 from weft.plan.plan import ScheduleName, ZeroLevel
 from weft.planner.search.choice import Apart, Line, Section, Timed
-from weft.planner.search.costs import Held, Rank
+from weft.planner.search.costs import Held
+from weft.planner.search.course import Course, course_of
 from weft.planner.search.flights import deeper
 from weft.planner.search.found import Pruned
 from weft.planner.search.frames import UNMADE, Frame, Space
@@ -49,6 +50,8 @@ MAKING = 15
 APART = 4
 """Times less effort for pipelines side by side that are domains, where those that are not were
 looked at."""
+MOST_COURSES = 1 << 10
+"""That a group keeps: what is kept otherwise is looked at on the same ones."""
 UNFIT = 8
 """Times as much effort while nothing that was looked at fits."""
 UNCUT = 2
@@ -92,6 +95,8 @@ class Group:
         self._kept: dict[object, list[ZeroLevel]] = {}
         self._quicker: dict[tuple[Section, Section], bool] = {}
         self._known: Known | None = None
+        keep = lru_cache(maxsize=MOST_COURSES)
+        self._course: Callable[[Line], Course] = keep(partial(Course, self.costs))
         self.words = " + ".join(self.costs.pools[pool].chip.name for pool in pools)
         self._too_many = f"{self.words}: less promising than the many that were looked at"
         self.found: list[Timed] = []
@@ -150,11 +155,14 @@ class Group:
             return None
         many = -(-samples // line.micro)
         held = tuple(min(number, many) for number in line.in_flight)
-        route = Route(self.costs, replace(line, samples=samples, in_flight=held))
+        route = self._route(replace(line, samples=samples, in_flight=held))
         if any(layers > room for layers, room in zip(line.layers, route.room, strict=True)):
             return None
         self.ledger.count(route, 1)
         return route.timed(line.layers)
+
+    def _route(self, line: Line) -> Route:
+        return Route(self.costs, line, self._course(course_of(line)))
 
     def _enough(self, kept: Kept | None, effort: int) -> Callable[[], int]:
         """Up to which effort the first schedule is looked at from now on, or the others: longer
@@ -234,7 +242,7 @@ class Group:
         useful = list(self._worth_trying(line, kept))
         if not useful:
             return None
-        route, pruned = Route(self.costs, line), self.ledger.pruned
+        route, pruned = self._route(line), self.ledger.pruned
         too_long = f"{self.words}, {line.schedule}: at best more than {limit:.4g} s"
         self.ledger.effort += LOOKING * len(useful) * route.num_meshes
         numbers = [n for n in ((), *deeper(route)) if not too_slow(route.with_numbers(n), limit)]
@@ -244,7 +252,7 @@ class Group:
             return None
         self.ledger.considered += len(useful) * (len(numbers) - 1)
         for each, held in product(useful, numbers):
-            route = Route(self.costs, replace(each, in_flight=held))
+            route = replace(route, line=replace(each, in_flight=held))
             explored = explore(route, limit if best is None else min(limit, best.seconds))
             self.ledger.count(route, explored.played)
             self._fits |= explored.fits
@@ -341,7 +349,9 @@ class Group:
     def _both(self, one: Section, other: Section) -> Iterator[tuple[StageTimes, StageTimes]]:
         """Times of one layer, and of the whole model, on each."""
         node = self.costs.pools[one.pool].chips_per_node
-        ranks = [Rank(each.pool, node, self.costs.choice(each, 1)) for each in (one, other)]
+        ranks = [
+            self.costs.rank(each.pool, node, self.costs.choice(each, 1)) for each in (one, other)
+        ]
         for held in Held(1, False, False), Held(self.costs.num_layers, True, True):
             first, second = (self.costs.times(rank, held) for rank in ranks)
             yield first, second

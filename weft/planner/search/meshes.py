@@ -25,7 +25,7 @@ from weft.planner.search.choice import (
     nodes_for,
     num_ranks,
 )
-from weft.planner.search.costs import Costs, Held, Rank
+from weft.planner.search.costs import Costs, Held
 from weft.planner.validate import why_not
 from weft.planner.whole_blocks import cut_block
 
@@ -89,7 +89,7 @@ class Meshes:
         """Of ``b`` samples a rank."""
         per_node = self.costs.pools[pool].chips_per_node
         section = Section(pool, inner, 1, recompute)
-        rank = Rank(pool, per_node, self.costs.without_ways(section, b))
+        rank = self.costs.rank(pool, per_node, self.costs.without_ways(section, b))
         layer = self.costs.more_layers(rank, 1)
         ends = Held(0, True, False), Held(0, False, True)
         embed, head = (self.costs.times(rank, held) for held in ends)

@@ -22,7 +22,7 @@ from weft.cost.work import Axes, share
 from weft.plan.plan import Recompute
 from weft.planner.problem import Problem
 from weft.planner.search.choice import Section, mesh_axes, near_ranks, num_ranks, used_part
-from weft.planner.search.costs import Costs, Held, Rank
+from weft.planner.search.costs import Costs, Held
 from weft.planner.search.frames import Space
 from weft.planner.search.meshes import Meshes, powers
 from weft.schedules.registry import SCHEDULES
@@ -228,7 +228,7 @@ class Kinds:
         for (one,) in self.costs.apart((section,)).values():
             for level in self.costs.zero_levels(one):
                 choice = self.costs.choice(one._replace(zero=level), each)
-                rank = Rank(pool, per_node, choice)
+                rank = self.costs.rank(pool, per_node, choice)
                 inside, whole = (
                     self.costs.times(rank, Held(layers, ends, ends)) for ends in (False, True)
                 )

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
-from itertools import pairwise
+from functools import cached_property, partial
 from math import inf
 
-from weft.cluster.view import ClusterView, Reach
-from weft.cost.choice import StageChoice
-from weft.cost.sends import far_between
 from weft.cost.times import BorderTimes, StageTimes
-from weft.cost.traffic import Far
-from weft.planner.search.bounds import Flow, bounds_of, least_once, mesh_times
-from weft.planner.search.choice import Line, Section, Timed, stage_layers, used_cluster
+from weft.planner.search.bounds import Flow, bounds_of, least_once
+from weft.planner.search.choice import Line, Timed, stage_layers
 from weft.planner.search.costs import Costs, Held, Rank
+from weft.planner.search.course import Course, course_of
 from weft.schedules.border_memory import borders_at_peak
 from weft.schedules.known import Pattern, held_at_peak
 from weft.schedules.registry import SCHEDULES
-from weft.simulate.play import last_samples, last_size
 from weft.simulate.tape import seconds_each, tape_of
 
 FULL_AFTER = 3
@@ -29,7 +24,6 @@ REPEATING = ("1f1b", "zb-h1")
 """Schedules that repeat themselves after fewer microbatches than meshes, which is looked for."""
 PLAYED_WHOLE = 6000
 """Actions up to which a step is played to its end."""
-_NOTHING = BorderTimes()
 _NO_TIME = StageTimes(forward_s=0.0, input_grad_s=0.0, weight_grad_s=0.0)
 
 
@@ -40,108 +34,64 @@ class Route:
     costs: Costs
     line: Line
     """Its layers are not looked at."""
+    known: Course | None = None
+    """Its course, where another was on it."""
 
     def with_numbers(self, in_flight: tuple[int, ...]) -> Route:
         """With so many microbatches in flight."""
         same = in_flight == self.line.in_flight
-        return self if same else Route(self.costs, replace(self.line, in_flight=in_flight))
+        return self if same else replace(self, line=replace(self.line, in_flight=in_flight))
 
     @cached_property
+    def course(self) -> Course:
+        return self.known or Course(self.costs, course_of(self.line))
+
+    @property
     def num_meshes(self) -> int:
-        return self.line.num_meshes
+        return self.course.num_meshes
+
+    @property
+    def positions(self) -> list[tuple[int, ...]]:
+        """The stages of each mesh."""
+        return self.course.positions
+
+    @property
+    def least(self) -> list[int]:
+        """The fewest layers of each mesh."""
+        return self.course.least
+
+    @property
+    def borders(self) -> list[BorderTimes]:
+        """Between stages ``s`` and ``s + 1``."""
+        return self.course.borders
+
+    @property
+    def flow(self) -> Flow:
+        """What bounds know of it, apart from how many layers its meshes have."""
+        return self.course.flow(self.line)
 
     @cached_property
     def pattern(self) -> Pattern:
         """Of its schedule."""
         line = self.line
-        num_stages = SCHEDULES[line.schedule].chunks * self.num_meshes
+        meshes, stages = self.num_meshes, self.course.num_stages
         many = -(-line.samples // line.micro)
-        return Pattern(line.schedule, self.num_meshes, num_stages, many, line.in_flight)
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Samples of a microbatch, and of the last."""
-        return self.line.micro, last_samples(self.line.samples, self.line.micro)
-
-    @cached_property
-    def positions(self) -> list[tuple[int, ...]]:
-        """The stages of each mesh."""
-        return SCHEDULES[self.line.schedule].placement(self.num_meshes, self.pattern.num_stages)
+        return Pattern(line.schedule, meshes, stages, many, line.in_flight)
 
     @cached_property
     def peaks(self) -> list[tuple[tuple[int, ...], float]]:
         """Of each mesh: microbatches of its stages, and tensors at its borders."""
-        borders = borders_at_peak(self.pattern, self._largest_message)
+        borders = borders_at_peak(self.pattern, self.course.largest_message)
         return list(zip(held_at_peak(self.pattern), borders, strict=True))
-
-    @property
-    def _largest_message(self) -> float:
-        """Of those between its meshes, as a part of its tensor's bytes."""
-        if not self.costs.options.border:
-            return 1.0
-        parts = (
-            self.costs.message_part(self.ranks[here], self.ranks[there], inside=reach == "node")
-            for here, there, reach, _ in self._sides
-            if here != there
-        )
-        return max(parts, default=1.0)
-
-    @cached_property
-    def ends(self) -> list[tuple[tuple[bool, bool], ...]]:
-        """For each stage of each mesh, whether it is the model's first and its last."""
-        last = self.pattern.num_stages - 1
-        return [tuple((s == 0, s == last) for s in stages) for stages in self.positions]
-
-    @cached_property
-    def used(self) -> ClusterView:
-        """Its chips, in the order in which its ranks are numbered."""
-        return used_cluster([self.line], self.costs.problem.cluster)
 
     @cached_property
     def ranks(self) -> list[Rank]:
         """Of each mesh."""
-        return self._ranks(self.costs.choice)
-
-    def _ranks(self, choice_of: Callable[[Section, int], StageChoice]) -> list[Rank]:
-        found = []
-        for section, part in zip(self.line.sections, self.used.pools, strict=True):
-            choice = choice_of(section, -(-self.line.micro // section.ways))
-            found += [Rank(section.pool, part.chips_per_node, choice)] * section.meshes
+        found, course = [], self.course
+        for section, part in zip(self.line.sections, course.used.pools, strict=True):
+            choice = self.costs.choice(section, course.most(section))
+            found += [self.costs.rank(section.pool, part.chips_per_node, choice)] * section.meshes
         return found
-
-    @cached_property
-    def borders(self) -> list[BorderTimes]:
-        """Between stages ``s`` and ``s + 1``."""
-        return [self._border(*sides) for sides in self._sides]
-
-    @cached_property
-    def _sides(self) -> list[tuple[int, int, Reach, Far | None]]:
-        """Of each border its meshes, and how far these are apart."""
-        used = self.used
-        ends, first = [], 0
-        for rank in self.ranks:
-            last = first + rank.choice.num_ranks
-            ends.append((first, last - 1))
-            first = last
-        places = [used.site_of(own) for own, _ in ends]
-        mesh_of = {stage: mesh for mesh, held in enumerate(self.positions) for stage in held}
-        pairs = [*pairwise(mesh_of[s] for s in range(len(mesh_of)))]
-        times = self.costs.num_pipelines
-        return [
-            (
-                here,
-                there,
-                used.reach((*ends[here], *ends[there])),
-                far_between(places, pairs, (here, there), times=times) if used.sites else None,
-            )
-            for here, there in pairs
-        ]
-
-    def _border(self, here: int, there: int, reach: Reach, far: Far | None) -> BorderTimes:
-        if here == there:
-            return _NOTHING
-        ranks = self.ranks[here], self.ranks[there]
-        return self.costs.border(ranks, self.sizes, reach=reach, far=far)
 
     def timed(self, layers: tuple[int, ...]) -> Timed:
         """The pipeline with these layers on its meshes."""
@@ -160,7 +110,7 @@ class Route:
 
     def _times(self, rank: Rank, held: Held) -> StageTimes:
         """Of a stage, with a smaller last microbatch where there is one."""
-        micro, last = self.sizes
+        micro, last = self.course.sizes
         if last == micro:
             return self.costs.times(rank, held)
         return self.costs.ragged(rank, rank.most(last), held)
@@ -188,7 +138,7 @@ class Route:
 
     def _until_last_backward(self, times: Sequence[StageTimes]) -> float:
         """A long step grows with its microbatches, and no less than its busiest mesh or border."""
-        size = last_size(self.line.samples, self.line.micro)
+        size = self.course.last_size
         first, last = self.played[0], self.played[-1]
         more = self.pattern.num_microbatches - last.num_microbatches
         if not more:
@@ -202,7 +152,7 @@ class Route:
         busy = max(
             sum(times[s].of("F") + times[s].of("B") for s in held) for held in self.positions
         )
-        return end + more * max(each, busy, self._carrying())
+        return end + more * max(each, busy, self.course.carrying)
 
     def bytes(self, mesh: int, layers: int) -> float:
         """Memory of one rank of a mesh that holds so many layers; without end where its host has
@@ -212,7 +162,7 @@ class Route:
         rank, chunks = self.ranks[mesh], len(held)
         for number, (stage, count) in enumerate(zip(self.positions[mesh], held, strict=True)):
             share = (layers + chunks - 1 - number) // chunks
-            part = self.costs.bytes(rank.pool, rank.choice, self._held(stage, share))
+            part = self.costs.bytes(rank, self._held(stage, share))
             state += part.state + count * part.kept
             at_borders = part.buffers + borders * part.border
             working, buffers = max(working, part.working), max(buffers, at_borders)
@@ -229,18 +179,13 @@ class Route:
         result = []
         for mesh, peak in enumerate(self.peaks):
             rank = self.ranks[mesh]
-            key = rank, peak, self.ends[mesh]
+            key = rank, peak, self.course.ends[mesh]
             if key not in rooms:
                 needed = partial(self.bytes, mesh)
                 budget = self.costs.budgets[rank.pool]
                 rooms[key] = bisect_right(range(most + 1), budget, key=needed) - 1
             result.append(rooms[key])
         return result
-
-    @cached_property
-    def least(self) -> list[int]:
-        """The fewest layers of each mesh: the ends may hold none."""
-        return [int(not any(map(any, ends))) for ends in self.ends]
 
     def most_within(self, seconds: float, room: Sequence[int] | None = None) -> list[int]:
         """The most layers of each mesh with which a step may take no more, and that fit.
@@ -262,52 +207,10 @@ class Route:
         return most
 
     @cached_property
-    def flow(self) -> Flow:
-        """What bounds know of it, apart from how many layers its meshes have."""
-        free = self._ranks(self.costs.without_ways)
-        split = SCHEDULES[self.line.schedule].splits_backward
-        times = cache(partial(mesh_times, self.costs, split=split))
-        micro, last = self.sizes
-        small = [rank._replace(choice=rank.choice.taking(rank.most(last))) for rank in free]
-        meshes = [times(*each) for each in zip(free, self.ends, strict=True)]
-        return Flow(
-            meshes=meshes,
-            lasts=meshes
-            if last == micro
-            else [times(*each) for each in zip(small, self.ends, strict=True)],
-            borders=self.borders,
-            carrying=self._carrying(),
-            carrying_last=self._carrying(last=True),
-            line=self.line,
-            num_layers=self.costs.num_layers,
-        )
-
-    @property
-    def cycle_s(self) -> float:
-        """About what a microbatch more takes at least: all meshes at work, or a border."""
-        rates = (1 / mesh.whole.each for mesh in self.flow.meshes)
-        return max(self.costs.num_layers / sum(rates), self.flow.carrying)
-
-    def _carrying(self, *, last: bool = False) -> float:
-        """Seconds for which what sends longest is busy with a full microbatch, or with the last: a
-        way over a border, or a mesh's port where that is all that leaves it by."""
-        size = last_size(self.line.samples, self.line.micro)
-        mesh_of = {stage: mesh for mesh, held in enumerate(self.positions) for stage in held}
-        ports, most = [0.0] * self.num_meshes, 0.0
-        for stage, border in enumerate(self.borders):
-            full_s, last_s = border.of_sizes(size)
-            seconds = last_s if last else full_s
-            most = max(most, seconds)
-            if border.is_shared:
-                ports[mesh_of[stage]] += seconds
-                ports[mesh_of[stage + 1]] += seconds
-        return max(most, *ports)
-
-    @cached_property
     def once(self) -> float:
         """What is done once a step, at least."""
         return least_once(self.costs, self.ranks, self.line.schedule)
 
     def _held(self, stage: int, layers: int) -> Held:
         """What a stage holds with so many layers."""
-        return Held(layers, stage == 0, stage == self.pattern.num_stages - 1)
+        return Held(layers, stage == 0, stage == self.course.num_stages - 1)
