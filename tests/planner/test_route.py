@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from math import inf
 from random import Random
 
@@ -14,7 +15,7 @@ from weft.plan.plan import ScheduleName
 from weft.planner.search import route as route_module
 from weft.planner.search.bounds import bounds_of
 from weft.planner.search.choice import plan_of
-from weft.planner.search.route import Route
+from weft.planner.search.route import TOGETHER, Route
 from weft.planner.search.splits import explore, has_place, splits
 from weft.schedules.border_memory import borders_at_peak
 from weft.schedules.known import Pattern, held_at_peak, schedule_of_pattern
@@ -46,6 +47,17 @@ def shortest(route: Route, layers: Sequence[int]) -> float:
 def test_a_step_takes_what_the_plan_takes(kind: str) -> None:
     for each in draws(kind):
         assert each.route.seconds(each.line.layers) == pytest.approx(each.step_s(), rel=ROUNDING)
+
+
+def test_splits_take_as_long_together_as_each_by_itself() -> None:
+    """To the last bit, so that it makes no difference which way they are played."""
+    many = 0
+    for each in draws("bf16") + draws("long"):
+        route, total = each.route, each.costs.workload.spec.num_layers
+        every = [*islice(splits(route.least, [total] * route.num_meshes, total), 2 * TOGETHER)]
+        many += len(every) >= TOGETHER
+        assert route.seconds_of(every) == [route.seconds(layers) for layers in every], each
+    assert many > 50
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
+
 from weft.cost.times import BorderTimes, StageTimes
 from weft.plan.borders import crossed
 from weft.schedules.action import Action, Key, Kind, awaited
@@ -98,6 +101,32 @@ class Tape:
             note(end)
         return max(free)
 
+    def ends(
+        self, plays: Sequence[Sequence[StageTimes]], borders: Sequence[BorderTimes], last: float
+    ) -> list[float]:
+        """``end`` of several plays, each of other stages over the same borders, all at once: an
+        action is a row of numbers, one for each play, which pays where they are many."""
+        _, carry, late = _durations(plays[0], borders, last, self.num_chained)
+        takes = _all_durations(plays, last, len(carry))
+        ports = self._ports(borders)
+        free = [np.zeros(len(plays)) for _ in range(self.num_positions)]
+        sent = [np.zeros(len(plays)) for _ in range(self.num_positions + 2 * len(borders))]
+        arrived: list[npt.NDArray[np.float64]] = []
+        for place, code, before, wire in self._rows():
+            end = free[place]
+            if before >= 0:
+                np.maximum(end, arrived[before], out=end)
+            end += takes[code]
+            if wire >= 0:
+                leaves = sent[ports[wire]]
+                np.maximum(leaves, end, out=leaves)
+                leaves += carry[code]
+                arrived.append(leaves + late[code])
+            else:
+                arrived.append(end.copy())
+        found: list[float] = np.maximum.reduce(free).tolist()
+        return found
+
     def add(self, position: int, code: int, before: int = _NONE, wire: int = _NONE) -> int:
         """A row more; its number."""
         self.position.append(position)
@@ -134,10 +163,28 @@ def _durations(
     ways += [(_NOWHERE, _NOWHERE)] * (len(stages) - num_chained)
     hops = [down if kind == "F" else up for up, down in ways for kind in _KINDS]
     hops += borders[num_chained - 1 :]
-    takes = [s for stage in stages for kind in _KINDS for s in stage.of_sizes(kind, last)]
+    takes = [seconds for stage in stages for seconds in _of_stage(stage, last)]
     takes += [0.0] * (len(hops) * _SIZES - len(takes))
     carry = [seconds for hop in hops for seconds in hop.of_sizes(last)]
     return takes, carry, [hop.latency_s for hop in hops for _ in range(_SIZES)]
+
+
+def _of_stage(stage: StageTimes, last: float) -> list[float]:
+    """Of each kind of action, and of each size of microbatch."""
+    return [seconds for kind in _KINDS for seconds in stage.of_sizes(kind, last)]
+
+
+def _all_durations(
+    plays: Sequence[Sequence[StageTimes]], last: float, num_codes: int
+) -> list[npt.NDArray[np.float64]]:
+    """By code, of the action in each play. Plays have many stages in common, each made once."""
+    every = {id(stage): stage for stages in plays for stage in stages}
+    numbers = {key: number for number, key in enumerate(every)}
+    table = np.array([_of_stage(stage, last) for stage in every.values()])
+    picks = np.array([[numbers[id(stage)] for stage in stages] for stages in plays])
+    takes = table[picks].reshape(len(plays), -1).T  # [codes, plays]
+    rest = num_codes - len(takes)
+    return [*np.ascontiguousarray(takes), *np.zeros((rest, len(plays)))]
 
 
 def write_tape(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from math import inf
 
 from weft.cost.times import BorderTimes, StageTimes
@@ -24,7 +24,8 @@ REPEATING = ("1f1b", "zb-h1")
 """Schedules that repeat themselves after fewer microbatches than meshes, which is looked for."""
 PLAYED_WHOLE = 6000
 """Actions up to which a step is played to its end."""
-_NO_TIME = StageTimes(forward_s=0.0, input_grad_s=0.0, weight_grad_s=0.0)
+TOGETHER = 12
+"""Splits from which on they are played all at once."""
 
 
 @dataclass(frozen=True)
@@ -99,21 +100,44 @@ class Route:
 
     def seconds(self, layers: Sequence[int]) -> float:
         """A step of the pipeline and what is done once, as ``time_of_plan`` says it."""
-        counts = stage_layers(self.line.schedule, tuple(layers))
-        times: list[StageTimes] = [_NO_TIME] * len(counts)
-        once = 0.0
-        for rank, stages in zip(self.ranks, self.positions, strict=True):
-            for stage in stages:
-                times[stage] = self._times(rank, self._held(stage, counts[stage]))
-            once = max(once, sum(times[stage].update_s for stage in stages))
-        return self._until_last_backward(times) + once
+        times = self._times(layers)
+        return self._until_last_backward(times) + self._once(times)
 
-    def _times(self, rank: Rank, held: Held) -> StageTimes:
-        """Of a stage, with a smaller last microbatch where there is one."""
+    def seconds_of(self, splits: Sequence[tuple[int, ...]]) -> list[float]:
+        """``seconds`` of each."""
+        if len(splits) < TOGETHER or self.played != (self.pattern,):
+            return [self.seconds(layers) for layers in splits]
+        every = [self._times(layers) for layers in splits]
+        ends = tape_of(self.pattern).ends(every, self.borders, self.course.last_size)
+        return [end + self._once(times) for end, times in zip(ends, every, strict=True)]
+
+    def _times(self, layers: Sequence[int]) -> list[StageTimes]:
+        """Of all stages."""
+        counts = stage_layers(self.line.schedule, tuple(layers))
+        return [self._of_stage(*each) for each in enumerate(counts)]
+
+    @cached_property
+    def _of_stage(self) -> Callable[[int, int], StageTimes]:
+        """Of a stage with so many layers; with a smaller last microbatch where there is one."""
         micro, last = self.course.sizes
-        if last == micro:
-            return self.costs.times(rank, held)
-        return self.costs.ragged(rank, rank.most(last), held)
+        rank_of = self._by_stage(self.ranks)
+
+        def found(stage: int, layers: int) -> StageTimes:
+            rank, held = rank_of[stage], self._held(stage, layers)
+            if last == micro:
+                return self.costs.times(rank, held)
+            return self.costs.ragged(rank, rank.most(last), held)
+
+        return cache(found)
+
+    def _by_stage(self, ranks: Sequence[Rank]) -> dict[int, Rank]:
+        both = zip(ranks, self.positions, strict=True)
+        return {stage: rank for rank, stages in both for stage in stages}
+
+    def _once(self, times: Sequence[StageTimes]) -> float:
+        """What is done once a step."""
+        every = (sum(times[stage].update_s for stage in stages) for stages in self.positions)
+        return max(0.0, *every)
 
     @property
     def actions(self) -> int:

@@ -37,17 +37,17 @@ def explore(route: Route, cutoff: float) -> Explored:
         return Explored(None, 0, fits=False)
     if not has_place(route.least, route.most_within(cutoff), total):
         return Explored(None, 0)
-    first, played = filled(route, total), 1
+    first = filled(route, total)
     best = route.timed(first)
     most = route.most_within(min(best.seconds, cutoff))
     bearable = max(_FEW, min(MOST_SPLITS, MOST_ACTIONS // route.actions))
     if count_splits(route.least, most, total) > bearable:
         return Explored(best, 1)
-    for layers in splits(route.least, most, total):
-        if layers != first:
-            played += 1
-            best = min(best, route.timed(layers), key=lambda timed: timed.seconds)
-    return Explored(best, played)
+    others = [layers for layers in splits(route.least, most, total) if layers != first]
+    seconds = route.seconds_of(others)
+    if others and min(seconds) < best.seconds:
+        best = route.timed(others[seconds.index(min(seconds))])
+    return Explored(best, 1 + len(others))
 
 
 def too_slow(route: Route, cutoff: float) -> bool:
