@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import add, sub
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -16,8 +17,8 @@ class Box:
 
     def __post_init__(self) -> None:
         assert len(self.offset) == len(self.size), f"offset {self.offset} and size {self.size}"
-        assert all(o >= 0 for o in self.offset), f"negative offset {self.offset}"
-        assert all(s >= 0 for s in self.size), f"negative size {self.size}"
+        assert min(self.offset, default=0) >= 0, f"negative offset {self.offset}"
+        assert min(self.size, default=0) >= 0, f"negative size {self.size}"
 
     @staticmethod
     def whole(shape: Sequence[int]) -> Box:
@@ -27,7 +28,7 @@ class Box:
     @property
     def end(self) -> tuple[int, ...]:
         """The first index past the box, by dimension."""
-        return tuple(o + s for o, s in zip(self.offset, self.size, strict=True))
+        return tuple(map(add, self.offset, self.size))
 
     @property
     def numel(self) -> int:
@@ -38,11 +39,13 @@ class Box:
         """The common elements, or None where there are none."""
         assert len(self.size) == len(other.size), f"boxes of unlike rank: {self}, {other}"
         low = tuple(map(max, self.offset, other.offset))
-        size = tuple(min(a, b) - o for a, b, o in zip(self.end, other.end, low, strict=True))
-        return Box(low, size) if all(s > 0 for s in size) else None
+        size = tuple(map(sub, map(min, self.end, other.end), low))
+        return Box(low, size) if min(size, default=1) > 0 else None
 
     def contains(self, other: Box) -> bool:
         """Every element of ``other`` is in this box. False for an ``other`` without elements."""
+        if self == other:
+            return other.numel > 0
         return self.intersect(other) == other
 
     def within(self, holder: Box) -> Box:
