@@ -59,6 +59,8 @@ WAYS: dict[str, Callable[[Sum, bool], Attend]] = {
         total, Gathered(among_groups(total), causal=causal)
     ),
 }
+COUNTED = ("one", "short")
+"""Documents whose products are counted."""
 IN_PLACE = {torch.ops.aten.baddbmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * a[2] * b[2]}
 """Products that PyTorch's counter does not know."""
 
@@ -118,7 +120,7 @@ def divided(address: RankAddress, dtype: torch.dtype, causal: bool) -> dict[tupl
             counter = FlopCounterMode(display=False, custom_mapping=IN_PLACE)
             before = sent(comm)
             kept = list[int]()
-            counted = counter if way == "ring" else nullcontext()
+            counted = counter if way == "ring" and name in COUNTED else nullcontext()
             with saved_tensors_hooks(partial(noted, kept), lambda x: x), counted:
                 given = [moved(x, own) for x in inputs(dtype, size)]
                 mine = differentiated(attend, given, segments, places)
