@@ -10,7 +10,7 @@ import pytest
 from weft.cluster.cluster import Chip, Node, catalogue
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
-from weft.cost.choice import choice_of
+from weft.cost.choice import Group, choice_of
 from weft.cost.memory import CPU
 from weft.cost.operators import Op, layer_ops
 from weft.cost.profile import (
@@ -33,6 +33,7 @@ from weft.cost.profile_file import (
     saved_profiles,
     to_json,
 )
+from weft.cost.timing import stage_times
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import shape_of
 from weft.plan.mesh import Mesh
@@ -193,6 +194,47 @@ def test_memory_is_counted_as_it_was_measured() -> None:
     """What an allocator takes besides; as usual where that was not measured."""
     assert replace(PROFILE, fragments=0.5).overheads.fragments == 0.5
     assert PROFILE.overheads.fragments == CPU.fragments > 0
+
+
+def test_what_divides_parameters_takes_what_that_was_measured_at() -> None:
+    """Half of 8 MB in 2 ms to make them whole and in 4 ms to divide sums, as two ranks do; four
+    send three quarters. Between machines, and of sums that stay whole, as other messages."""
+    more = (LinkTime("all_gather", 8e6, 2e-3), LinkTime("reduce_scatter", 8e6, 4e-3))
+    profile = replace(PROFILE, links=(*PROFILE.links, *more))
+    fabric, usual = profile.hardware(4).fabric, PROFILE.hardware(4).fabric
+    two, four = Group(2), Group(4)
+    late = fabric.inside_latency_s
+    gather, scatter = (
+        fabric.shared_seconds(kind, 1.6e7, two) for kind in ("all_gather", "reduce_scatter")
+    )
+    assert (gather, scatter) == pytest.approx((4e-3 + late, 8e-3 + late))
+    assert fabric.shared_seconds("all_gather", 1.6e7, four, messages=2) == pytest.approx(
+        6e-3 + 6 * late
+    )
+    for same in (
+        (fabric.shared_seconds("all_gather", 1e7, Group(8)), usual, Group(8)),
+        (usual.shared_seconds("all_gather", 1e7, two), usual, two),
+    ):
+        assert same[0] == same[1].seconds("all_gather", 1e7, same[2])
+    assert fabric.faster(2, 1).shared_seconds("all_gather", 1.6e7, two) == pytest.approx(
+        2e-3 + late
+    )
+
+
+@pytest.mark.parametrize(("precision", "num_bytes"), [("fp32", 4), ("bf16", 2)])
+def test_parameters_travel_as_they_compute(precision: str, num_bytes: int) -> None:
+    """At level 3, before a forward of a stage that hides nothing of it."""
+    shape = shape_of(SIZES["debug-1m"])
+    layers = 0, shape.num_layers
+    stage = StagePlan(mesh=Mesh.of((0, 1), dp=2), layers=layers, zero=3, precision=precision)
+    line = PipelinePlan(stages=(stage,), samples=2, microbatch=2)
+    forwards = []
+    for bytes_s in (1e9, 2e9):
+        gathers = LinkTime("all_gather", 2e9, 1e9 / bytes_s)
+        hardware = replace(PROFILE, links=(*PROFILE.links, gathers)).hardware(2)
+        forwards.append(stage_times(shape, choice_of(line, 0, 64), hardware).forward_s)
+    sent = num_bytes * shape.params / 2
+    assert forwards[0] - forwards[1] == pytest.approx(sent / 1e9 / 2)
 
 
 def test_attention_whose_keys_go_round_takes_what_that_was_measured_at() -> None:

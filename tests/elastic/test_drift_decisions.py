@@ -118,7 +118,7 @@ def test_a_slow_rank_gets_less_once_and_its_part_back(
     assert said == (
         "after step 12: rank 1 3 times as long at work as the plan says, beside the others: the "
         "plan is now 2 ranks: 1 + 1, with 12 + 4 samples instead of 8 + 8; a step is predicted to "
-        "take 0.327 s instead of 0.652 s"
+        "take 0.328 s instead of 0.652 s"
     )
     (event,) = read_events(tmp_path / EVENTS_FILE)
     assert (event.kind, event.step, event.facts["paces"]) == ("replan", 12, [1.0, 3.0])

@@ -219,19 +219,24 @@ class Profile:
         longest = max((size for size, _ in points), default=0.0)
         return _between(points, num_bytes) * max(num_bytes / longest, 1.0) if points else 0.0
 
+    def _sent_bytes_s(self, kind: LinkKind) -> float | None:
+        """The best rate: of what two ranks have, each sends half."""
+        rates = (link.num_bytes / 2 / link.seconds for link in self.links if link.kind == kind)
+        return max(rates, default=None)
+
     def hardware(self, chips_per_node: int) -> Hardware:
         """What costs need to know of a pool of such chips on one machine."""
         latency, rate = self._link()
-        # Half of what two ranks exchange is sent.
-        exchanges = (e.num_bytes / 2 / e.seconds for e in self.links if e.kind == "exchange")
         fabric = Fabric(
             chips_per_node=chips_per_node,
             inside_bytes_s=rate,
             across_bytes_s=rate,
             inside_latency_s=latency,
             across_latency_s=latency,
-            exchange_bytes_s=max(exchanges, default=None),
+            exchange_bytes_s=self._sent_bytes_s("exchange"),
             exchange_latency_s=self.link_seconds("exchange", 1.0),
+            scatter_bytes_s=self._sent_bytes_s("reduce_scatter"),
+            gather_bytes_s=self._sent_bytes_s("all_gather"),
         )
         return Hardware(chip=self, fabric=fabric, software=self.software)
 

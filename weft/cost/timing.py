@@ -239,19 +239,24 @@ class _State:
     def reduces_each_backward(self) -> bool:
         return self.choice.reduces_each_backward and self.hardware.software.reduces_each_backward
 
+    @property
+    def _weight_bytes(self) -> float:
+        """Of a parameter on its way: as it computes, if that is more than usual."""
+        return max(self.hardware.software.weight_bytes, self.choice.work.wide)
+
     def gathering(self, times: StageTimes) -> StageTimes:
         """Gradients are reduced in each backward; at level 3 parameters are gathered before each
         forward and backward."""
         software, fabric = self.hardware.software, self.hardware.fabric
         params = sum(trained_params(self.shape, self.choice))
         group, _ = self.choice.parts(self.holders)
-        weights = software.weight_bytes * params * self.choice.gathers
+        weights = self._weight_bytes * params * self.choice.gathers
         grads = software.grad_bytes * params * (not self.choice.work.frozen) * self.choice.reduced
         many = max(self.choice.work.num_layers, 1)
         gather = 0.0
         if self.choice.zero == 3:
-            gather = fabric.seconds("all_gather", weights, group, messages=many)
-        reduce = fabric.seconds("reduce_scatter", grads, group, messages=many)
+            gather = fabric.shared_seconds("all_gather", weights, group, messages=many)
+        reduce = fabric.shared_seconds("reduce_scatter", grads, group, messages=many)
         hidden = software.data_hidden
         both = times.input_grad_s + times.weight_grad_s
         stretched = _beside(both, gather + reduce, hidden) / both if both else 1.0
@@ -315,7 +320,7 @@ class _State:
         share, and of the weights' way back, in so many messages at least."""
         fabric, software = self.hardware.fabric, self.hardware.software
         grads = software.grad_bytes * params
-        weights = software.weight_bytes * params * self.choice.gathers
+        weights = self._weight_bytes * params * self.choice.gathers
         many = max(grads / software.bucket_bytes, 1.0)
         crossing = self.choice.crossing * grads / near.size
         grads *= self.choice.reduced
@@ -327,9 +332,9 @@ class _State:
             back = fabric.seconds("all_gather", grads, near, messages=many)
             return there + reduce + back, 0.0
         if not self.reduces_each_backward:
-            reduce += fabric.seconds("reduce_scatter", grads, near, messages=many)
-        least = software.layer_messages * self.choice.work.num_layers
-        return reduce, fabric.seconds("all_gather", weights, near, messages=max(many, least))
+            reduce += fabric.shared_seconds("reduce_scatter", grads, near, messages=many)
+        many = max(many, software.layer_messages * self.choice.work.num_layers)
+        return reduce, fabric.shared_seconds("all_gather", weights, near, messages=many)
 
 
 def _beside(computing: float, sending: float, hidden: float) -> float:

@@ -82,6 +82,10 @@ class Fabric:
     """Of ranks that swap parts of a tensor, where that was measured; None: they
     go round as all do."""
     exchange_latency_s: float = 0.0
+    scatter_bytes_s: float | None = None
+    """Of what a rank sends inside its node where sums are divided among ranks, and where these make
+    parameters whole again, if that was measured."""
+    gather_bytes_s: float | None = None
     piece_bytes: float = 256e3
     """Steps of a ring across nodes that carry less than this reach half the rate; those that carry
     more lose as much, but no more than ``MOST_LOST_S``."""
@@ -92,6 +96,8 @@ class Fabric:
             self,
             inside_bytes_s=self.inside_bytes_s * inside,
             across_bytes_s=self.across_bytes_s * across,
+            scatter_bytes_s=self.scatter_bytes_s and self.scatter_bytes_s * inside,
+            gather_bytes_s=self.gather_bytes_s and self.gather_bytes_s * inside,
             inside_latency_s=0.0 if inside == inf else self.inside_latency_s,
             across_latency_s=0.0 if across == inf else self.across_latency_s,
         )
@@ -130,6 +136,21 @@ class Fabric:
         up = ceil(log2(group.size)) * latency
         up += sum(ceil(log2(many)) * messages * way.latency_s for way, many in ways)
         return 2 * min(ring, sent + up)
+
+    def shared_seconds(
+        self,
+        kind: Literal["reduce_scatter", "all_gather"],
+        num_bytes: float,
+        group: Group,
+        *,
+        messages: float = 1.0,
+    ) -> float:
+        """Of what ranks that divide parameters among them send one another."""
+        rate = self.scatter_bytes_s if kind == "reduce_scatter" else self.gather_bytes_s
+        if rate is None or group.size <= 1 or num_bytes <= 0 or not self.stays_inside(group):
+            return self.seconds(kind, num_bytes, group, messages=messages)
+        sent = (group.size - 1) / group.size * num_bytes
+        return sent / rate + messages * (group.size - 1) * self.inside_latency_s
 
     def sum_seconds(self, num_bytes: float, group: Group) -> float:
         """Of summing partial results over tensor-parallel ranks: a swap of parts there and back."""
