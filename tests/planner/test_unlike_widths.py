@@ -98,8 +98,16 @@ def test_a_machine_of_several_pools_is_one_machine() -> None:
     even = plan((1, 1))
     assert apart.time(even) == together.time(even)
     alone = even.each(lambda stage: replace(stage, mesh=Mesh.of(range(2), tp=2)))
-    assert together.time(even) == together.time(alone)
+    assert together.time(even) == together.time(alone) == apart.time(alone)
     assert together.time(plan((3, 1))).step_s > together.time(even).step_s * 1.2
+
+
+def test_what_goes_from_machine_to_machine_takes_the_network() -> None:
+    """Two ranks of two machines, of two chips each: as if they were alone there."""
+    asked = problem((800, 800), nodes=2)
+    alone = ClusterView(tuple(pool(H100, 800, 1, gbit=100) for _ in range(2)))
+    far = plan((1, 1)).each(lambda stage: replace(stage, mesh=replace(stage.mesh, ranks=(0, 2))))
+    assert asked.time(far) == replace(asked, cluster=alone).time(plan((1, 1)))
 
 
 def test_where_nothing_else_fits() -> None:

@@ -208,10 +208,14 @@ def _speaking(stage: StagePlan) -> Sequence[int]:
 
 
 def _in_mesh(hardware: Hardware, stage: StagePlan, cluster: ClusterView, rank: int) -> Hardware:
-    """Where a mesh goes through several pools of a node, its messages stay there."""
-    if not stage.is_unlike:
+    """Where a mesh goes through several pools, its messages stay in a node as far as its ranks
+    do."""
+    ranks, pool = stage.mesh.ranks, cluster.pool_of(rank)
+    if cluster.pool_of(min(ranks)) is cluster.pool_of(max(ranks)):
         return hardware
-    near = cluster.chips_with(cluster.pool_of(rank))
+    near = cluster.chips_with(pool)
+    if not cluster.share_a_node(ranks):
+        near = sum(cluster.node_of(other) == cluster.node_of(rank) for other in ranks)
     return replace(hardware, fabric=replace(hardware.fabric, chips_per_node=near))
 
 
