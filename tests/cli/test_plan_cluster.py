@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.cli.main import run
+from weft.cli.plan.forecasts import load_for_cluster
 from weft.cluster.cluster import catalogue
 from weft.cost.flops import train_flops_per_token
 from weft.models.llama.sizes import SIZES
@@ -15,7 +16,7 @@ from weft.models.llama.sizes import SIZES
 CLUSTERS = Path(__file__).parents[2] / "examples/clusters"
 BOX = ["--cluster", str(CLUSTERS / "box-8.yaml")]
 MODEL = ["model.size=llama3-8b", "data.seq_len=8192", "batch.samples=64"]
-NARROW = ["plan.schedule=1f1b", "compute.recompute=full"]
+NARROW = ["plan.schedule=1f1b", "batch.micro=2", "compute.recompute=full"]
 """Leaves the search little to choose."""
 GIVEN = ["plan.stages=[{dp: 4, tp: 2, zero: 1, recompute: full}]", "plan.schedule=null"]
 """Fits the box."""
@@ -52,6 +53,20 @@ def test_a_plan_is_found_and_forecast(capsys: pytest.CaptureFixture[str]) -> Non
     # It was the fastest of all that were found.
     slower = [other["step_time_s"] for other in data["alternatives"]]  # type: ignore[attr-defined]
     assert all(step_s >= predicted["step_time_s"] for step_s in slower)
+
+
+@pytest.mark.parametrize(
+    ("said", "micro"),
+    [
+        ([], None),
+        (["plan.schedule=1f1b"], None),
+        (["plan.border=bf16", "batch.micro=4"], 4),
+        (["plan.stages=[{}, {}]"], 2),
+    ],
+)
+def test_a_recipe_s_microbatch_is_for_another_machine(said: list[str], micro: int | None) -> None:
+    """As its plan is, whatever of a plan is asked for, unless a plan is given."""
+    assert load_for_cluster("demo", said).config.batch.micro == micro
 
 
 def test_fp32_in_tf32_takes_the_rate_of_that(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -164,10 +165,14 @@ def _chips_of_this_machine(resolved: Resolved) -> tuple[NodesUsed, ...]:
     )
 
 
+SEARCHED_WITHIN = ("plan.schedule", "plan.border", "plan.border_between")
+"""What of a plan says how to search for one, and is none by itself."""
+
+
 def load_for_cluster(target: str, overrides: Sequence[str]) -> Loaded:
     """The configuration; a plan or micro-batch that only the recipe says is for another machine."""
-    words = [target, *overrides]
-    if any(word.removeprefix("--").startswith(("plan.", "plan=")) for word in words):
+    keys = (word.removeprefix("--").partition("=")[0] for word in (target, *overrides))
+    if any(re.match(r"plan\b", key) and key not in SEARCHED_WITHIN for key in keys):
         return load(target, overrides)
     if target not in recipe_names() and "=" not in target and not target.startswith("--"):
         loaded = load(target, overrides)
