@@ -120,3 +120,14 @@ def test_where_nothing_else_fits() -> None:
     best = search(asked).best
     assert best.plan.pipelines[0].stages[0].mesh.shares("tp")
     assert have_room(best.plan, asked, best.memory)
+
+
+def test_borders_are_cast_as_is_asked() -> None:
+    """Of one that is as fast with its layers in two meshes; and no more chips divide than may."""
+    asked = problem((60, 60), nodes=2, border="fp8", micros=(1,), zero=(0,))
+    found = unlike_widths(replace(asked, workload=replace(asked.workload, samples=1)))
+    assert found is not None
+    first, last = (stage for _, _, stage in found.plan.stages())
+    assert (first.border, last.border) == ("fp8", "")
+    alone = replace(asked, options=replace(asked.options, max_split=1))
+    assert unlike_widths(alone) is None

@@ -20,6 +20,7 @@ from weft.models.registry import dims_of_model, shape_of
 from weft.plan.mesh import WIDTH_AXIS, Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, StagePlan, ZeroLevel
 from weft.plan.tiling import split_by_weight, split_evenly
+from weft.planner.casts import with_casts
 from weft.planner.naming import name_of
 from weft.planner.problem import Problem
 from weft.planner.search.again import MODES_APART
@@ -97,7 +98,9 @@ class _FewKinds:
         modes = options.recompute + MODES_APART * options.mixed_recompute
         most = min(options.max_stages or work.spec.num_layers, work.spec.num_layers)
         for meshes in self._meshes():
-            many = len(meshes)
+            many, ways = len(meshes), sum(map(len, meshes[0]))
+            if ways > min(self._parts, options.max_split or ways):
+                continue
             for stages in (n for n in range(1, min(many, most) + 1) if many % n == 0):
                 copies = many // stages
                 micros = [copies * n for n in options.micros or powers(work.samples // copies)]
@@ -154,8 +157,6 @@ class _FewKinds:
     def _by_speed(self, asked: _Asked) -> Totals:
         kinds, problem = asked.meshes[0], self._problem
         counts = [len(ranks) for ranks in kinds]
-        if sum(counts) > self._parts:
-            return ()
         line = self._plan(asked, tuple(counts)).pipelines[0]
         work = choice_of(line, 0, problem.workload.seq_len).work._replace(width_part=1.0)
         shape = shape_of(problem.workload.spec)
@@ -170,9 +171,7 @@ class _FewKinds:
         return tuple(n + m for n, m in zip(counts, more, strict=True))
 
     def _weighed(self, asked: _Asked, totals: Totals) -> _Weighed | None:
-        """None where some chip has no part, or a block of a weight would be cut."""
-        if not totals:
-            return None
+        """None where a block of a weight would be cut."""
         problem, plan = self._problem, self._plan(asked, totals)
         work, mesh = problem.workload, plan.pipelines[0].stages[0].mesh
         if cut_block(work.spec, mesh.axes, work.precision, unlike=mesh.unlike):
@@ -211,4 +210,7 @@ class _FewKinds:
         line = PipelinePlan(
             stages=tuple(stages), samples=work.samples, microbatch=asked.micro, schedule=schedule
         )
-        return Plan(num_layers=work.spec.num_layers, pipelines=(line,))
+        plan = Plan(num_layers=work.spec.num_layers, pipelines=(line,))
+        if not options.border:
+            return plan
+        return with_casts(plan, options.border, options.border_between, problem.cluster.node_of)
