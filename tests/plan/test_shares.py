@@ -1,6 +1,7 @@
 """Ranks of one mesh that compute and keep unlike shares: what each has, and what is refused."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -160,6 +161,11 @@ def test_nobody_is_held_to_what_another_should_take() -> None:
     plan = side_by_side({"dp": 3, "zero": 1, "sample_shares": (2, 1, 1), "state_shares": (1, 1, 5)})
     assert len(set(equals(plan))) == 3
     assert StepTime((), (), 1.0).busy_s(plan) == ()
+    widths = side_by_side({"dp": 2, "tp": 2}).each(
+        lambda stage: replace(stage, mesh=stage.mesh.with_shares(tp=(3, 1)))
+    )
+    first, second, *others = equals(widths)
+    assert others == [first, second] and first != second
 
 
 def test_state_that_no_domain_may_lack() -> None:

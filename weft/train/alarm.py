@@ -71,8 +71,11 @@ def equals(plan: Plan) -> list[Hashable]:
         mine = plan.rank_plan(rank)
         stages = [mine.pipeline_plan.stages[number] for number in mine.stages]
         work = tuple((s.layers, s.device, s.precision, s.recompute, s.mesh.axes) for s in stages)
+        meshes = [s.mesh for s in stages]
+        parts = [(m.unlike, *(w[m.coordinate(rank)[a]] for a, w in m.unlike)) for m in meshes]
         kept = [s.state_shares and s.state_shares[s.mesh.ranks.index(rank)] for s in stages]
-        found.append((work, sum(map(len, mine.microbatches())), tuple(kept)))
+        samples = sum(map(len, mine.microbatches()))
+        found.append((work, samples, tuple(parts), tuple(kept)))
     return found
 
 
