@@ -168,6 +168,22 @@ def test_nobody_is_held_to_what_another_should_take() -> None:
     assert others == [first, second] and first != second
 
 
+def test_who_has_other_widths_keeps_no_state_of_those() -> None:
+    """Of four quarters of a layer the first and the last; with like widths each keeps a half."""
+    every = side_by_side(
+        {"tp": 2, "zero": 1, "state_shares": (1, 0)}, {"tp": 2, "zero": 1, "state_shares": (0, 1)}
+    )
+    sizes = {"num_layers": every.num_layers, "global_batch": every.global_batch}
+    validate_plan(every, **sizes)
+    first, last = every.pipelines
+    quarters = [
+        replace(line, stages=tuple(replace(s, mesh=s.mesh.with_shares(tp=w)) for s in line.stages))
+        for line, w in ((first, (1, 3)), (last, (3, 1)))
+    ]
+    with pytest.raises(ConfigError, match="Nobody would keep the state"):
+        validate_plan(replace(every, pipelines=tuple(quarters)), **sizes)
+
+
 def test_state_that_no_domain_may_lack() -> None:
     """Each has all of it: what is kept in the other does not count."""
     both = {"dp": 2, "zero": 1}

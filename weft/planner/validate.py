@@ -250,7 +250,7 @@ def _keep_all(stages: Sequence[StagePlan], domain: Collection[int]) -> bool:
     every: dict[object, set[tuple[int, ...]]] = {}
     for stage in stages:
         mesh, axes = stage.mesh, stage.mesh.inner_axes
-        cut = tuple((axis, mesh.size(axis)) for axis in axes)
+        cut = tuple((axis, mesh.size(axis), mesh.shares(axis)) for axis in axes)
         shares = stage.state_shares or (1,) * len(mesh.ranks)
         for rank, weight in zip(mesh.ranks, shares, strict=True):
             part = tuple(mesh.coordinate(rank)[axis] for axis in axes)
