@@ -41,7 +41,11 @@ COUNTED = {
     [
         ["plan.stages=[{tp: 2}]", "compute.recompute=full"],
         ["plan.stages=[{dp: 2, zero: 3, layers: 2}, {tp: 2}]"],
-        ["plan.stages=[{cp: 2, tp: 2, zero: 3, layers: 2}, {cp: 4, scores: rows}]"],
+        [
+            "plan.stages=[{cp: 2, tp: 2, width_shares: [3, 1], zero: 3, layers: 2}, "
+            "{cp: 4, scores: rows}]",
+            "model.num_kv_heads=4",
+        ],
         ["plan.stages=[{cp: 4, head_ways: 2, layers: 2}, {cp: 2, tp: 2, head_ways: 2}]"],
         ["plan.stages=[{dp: 2, zero: 2, passes: 2}]", "batch.micro=4"],
         ["plan.stages=[{dp: 2, zero: 3, passes: 2}]", "batch.micro=4"],

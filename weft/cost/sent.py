@@ -108,7 +108,8 @@ def _inside(
     """
     stage = pipeline.stages[number]
     work = choice_of(pipeline, number, seq_len).work
-    work = work._replace(samples=pipeline.samples / work.share("samples"))
+    # All ranks together have all heads: widths are a mean.
+    work = work._replace(samples=pipeline.samples / work.share("samples"), width_part=1.0)
     width = width_of(stage.precision)
     many = prod(size for _, size in work.axes)
     calls = pipeline.num_microbatches * stage.passes
