@@ -174,8 +174,11 @@ def test_what_cannot_be_planned_again_is_refused(machine: Node) -> None:
     stages = "plan.stages=[{precision: fp32}, {precision: bf16}]"
     _, several = asked(machine, stages)
     assert refused(several).startswith(f"{head}where stages compute in bf16 and fp32.")
-    _, unlike = asked(machine, "batch.micro=4", "plan.stages=[{dp: 2, sample_shares: [3, 1]}]")
-    assert refused(unlike).startswith(f"{head}where ranks of a stage have unlike shares.")
+    _, unlike = asked(machine, "plan.stages=[{tp: 2, width_shares: [3, 1]}]", *WIDE)
+    assert refused(unlike) == (
+        f"{head}where ranks of a stage have unlike shares. What each of them should take is not "
+        "predicted: leave sample_shares, expert_shares, width_shares and state_shares out."
+    )
     loaded = load_config("debug", ["batch.samples=15", "batch.micro=1", "plan.shares=[5,5,5]"])
     cards = resolve(loaded, Cluster(nodes=(MIXED,)))
     assert refused(cards).startswith(f"{head}where ranks compute on accelerators.")

@@ -13,6 +13,7 @@ from statistics import geometric_mean
 
 from weft.cluster.cluster import Dtype
 from weft.cluster.view import ChipPool, ClusterView
+from weft.config.axes import UNLIKE
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.cost.operators import Op, Phase
@@ -217,8 +218,8 @@ def refuse_unknown(
         hint = "The planner plans for one precision: give all stages the same."
     elif plan.has_unlike_shares:
         expected = "off or warn where ranks of a stage have unlike shares"
-        hint = "What each of them should take is not predicted: leave sample_shares, "
-        hint += "state_shares and expert_shares out."
+        keys = ", ".join(["sample_shares", *(entry.shares_key for entry in UNLIKE)])
+        hint = f"What each of them should take is not predicted: leave {keys} and state_shares out."
     elif not busy_s:
         expected, hint = (
             "off or warn where no time is predicted",
