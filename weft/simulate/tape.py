@@ -10,14 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from weft.cost.times import BorderTimes, StageTimes
 from weft.plan.borders import crossed
 from weft.schedules.action import Action, Key, Kind, awaited
 from weft.schedules.known import Pattern, proven_order
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 _SIZES = 2
@@ -106,6 +108,8 @@ class Tape:
     ) -> list[float]:
         """``end`` of several plays, each of other stages over the same borders, all at once: an
         action is a row of numbers, one for each play, which pays where they are many."""
+        import numpy as np  # what commands that answer at once do without
+
         _, carry, late = _durations(plays[0], borders, last, self.num_chained)
         takes = _all_durations(plays, last, len(carry))
         ports = self._ports(borders)
@@ -178,6 +182,8 @@ def _all_durations(
     plays: Sequence[Sequence[StageTimes]], last: float, num_codes: int
 ) -> list[npt.NDArray[np.float64]]:
     """By code, of the action in each play. Plays have many stages in common, each made once."""
+    import numpy as np
+
     every = {id(stage): stage for stages in plays for stage in stages}
     numbers = {key: number for number, key in enumerate(every)}
     table = np.array([_of_stage(stage, last) for stage in every.values()])

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.planner.search.choice import Section, num_ranks
-from weft.planner.search.crossings import Column, Crossings
+from weft.planner.search.crossings import Crossings
 from weft.planner.search.found import ReasonKind
+
+if TYPE_CHECKING:
+    from weft.planner.search.crossings import Column
 
 Numbers = npt.NDArray[np.int64]
 

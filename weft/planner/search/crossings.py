@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import overload
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, overload
 
 from weft.cost.sends import border_bytes
 from weft.cost.traffic import Fabric, Far
 from weft.planner.search.choice import Section, num_ranks
 from weft.planner.search.costs import Costs
 
-Column = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Column = npt.NDArray[np.float64]
 
 
 class Crossings:

@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise, product
 from math import factorial, prod
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from weft.cost.work import share
 from weft.plan.plan import ScheduleName
@@ -25,12 +23,14 @@ from weft.planner.search.choice import (
     near_ranks,
     num_ranks,
 )
-from weft.planner.search.combined import Combined, Rate, Wanted, combined
 from weft.planner.search.crossings import Crossings
 from weft.planner.search.found import ReasonKind
 from weft.planner.search.meshes import ALL_UP_TO, Meshes, powers
 from weft.schedules.registry import SCHEDULES
 from weft.simulate.play import last_size
+
+if TYPE_CHECKING:
+    from weft.planner.search.combined import Combined, Rate
 
 MOST_COMBINATIONS = 1600
 """Of sections of several kinds, for one microbatch."""
@@ -150,6 +150,8 @@ class Space:
 
     def mixed(self, pools: Sequence[int], per_sample_s: float) -> list[Frame]:
         """Pipelines through several kinds, of which the bound is below ``per_sample_s``."""
+        from weft.planner.search.combined import Wanted, combined
+
         keep = round(MOST_COMBINATIONS ** (1 / len(pools)))
         most_meshes = min(self.num_layers + 2, self.options.max_stages or self.num_layers + 2)
         wanted = Wanted(self.num_layers, self.samples, most_meshes, per_sample_s)
@@ -169,6 +171,8 @@ class Space:
 
     def _most_promising(self, found: Sequence[Combined]) -> Iterator[Frame]:
         """Frames of them, and of no others."""
+        import numpy as np  # what commands that answer at once do without
+
         every = [(each, number) for each in found for number in range(len(each.about_s))]
         self.unmade["limit"] += max(len(every) - MOST_FRAMES, 0)
         about_s = np.concatenate([each.about_s for each in found]) if found else np.zeros(0)
@@ -186,6 +190,8 @@ class Space:
 
     def _rates(self, pool: int, micro: int, number: int) -> list[Rate]:
         """The fastest sections that have memory for anything."""
+        from weft.planner.search.combined import Rate
+
         found: list[Rate] = []
         for speed, section in self.meshes.speeds(pool, micro):
             b = -(-micro // section.ways)
