@@ -125,6 +125,14 @@ def _priced(candidate: Candidate, problem: Problem) -> Iterator[Candidate]:
                 yield replace(candidate, plan=apart.plan, time=time, memory=memory)
 
 
+def lacking(memory: Mapping[int, Memory], problem: Problem) -> float:
+    """Bytes that the rank that lacks most has too little of; 0 where none lacks any."""
+    part = problem.options.memory_part * 2**30
+    rooms = (part * problem.cluster.pool_of(rank).chip.memory_gib for rank in memory)
+    both = zip(memory.values(), rooms, strict=True)
+    return max(0.0, *(each.total - room for each, room in both))
+
+
 def have_room(plan: Plan, problem: Problem, memory: Mapping[int, Memory]) -> bool:
     """The chips for what its ranks need, and their hosts for what waits there."""
     part = problem.options.memory_part * 2**30

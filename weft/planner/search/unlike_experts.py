@@ -21,7 +21,7 @@ from weft.plan.tiling import split_by_weight
 from weft.planner.experts import BY_EXPERTS
 from weft.planner.naming import name_of
 from weft.planner.problem import Problem
-from weft.planner.search.domains import have_room
+from weft.planner.search.domains import have_room, lacking
 from weft.planner.search.found import Candidate
 from weft.planner.search.united import unlike_groups
 
@@ -120,11 +120,8 @@ class _Weighed(NamedTuple):
 
 def _weighed(asked: _Asked, parts: _Parts, problem: Problem) -> _Weighed:
     plan = _plan(asked, parts, problem)
-    memory, part = problem.memory(plan), problem.options.memory_part * 2**30
-    lacks = (
-        memory[rank].total - part * problem.cluster.pool_of(rank).chip.memory_gib for rank in memory
-    )
-    short = max(0.0, *lacks)
+    memory = problem.memory(plan)
+    short = lacking(memory, problem)
     if not short and not have_room(plan, problem, memory):
         short = 1.0
     return _Weighed(plan, memory, short, problem.time(plan).step_s)

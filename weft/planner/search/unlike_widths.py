@@ -25,7 +25,7 @@ from weft.planner.naming import name_of
 from weft.planner.problem import Problem
 from weft.planner.search.again import MODES_APART
 from weft.planner.search.choice import SAMPLES
-from weft.planner.search.domains import have_room
+from weft.planner.search.domains import have_room, lacking
 from weft.planner.search.found import Candidate
 from weft.planner.search.meshes import powers
 from weft.planner.search.united import unlike_groups
@@ -132,13 +132,10 @@ class _FewKinds:
         for rank in range(view.world_size):
             kinds = nodes.setdefault(view.node_of(rank), {})
             kinds.setdefault(view.pool_of(rank).chip.name, []).append(rank)
-        alike = {
-            tuple((kind, len(ranks)) for kind, ranks in sorted(each.items()))
-            for each in nodes.values()
-        }
-        if len(alike) > 1 or len(next(iter(alike))) == 1:
+        counts, *others = ({kind: len(n) for kind, n in each.items()} for each in nodes.values())
+        if len(counts) == 1 or any(other != counts for other in others):
             return
-        most = gcd(*(len(ranks) for ranks in nodes[0].values()))
+        most = gcd(*counts.values())
         for apart in (n for n in range(1, most + 1) if most % n == 0):
             yield tuple(
                 tuple(tuple(ranks[n::apart]) for _, ranks in sorted(kinds.items()))
@@ -176,13 +173,8 @@ class _FewKinds:
         work, mesh = problem.workload, plan.pipelines[0].stages[0].mesh
         if cut_block(work.spec, mesh.axes, work.precision, unlike=mesh.unlike):
             return None
-        part = problem.options.memory_part * 2**30
-        memory = problem.memory(plan)
-        lacks = (
-            memory[rank].total - part * problem.cluster.pool_of(rank).chip.memory_gib
-            for rank in memory
-        )
-        return _Weighed(max(0.0, *lacks), problem.time(plan).step_s, totals, plan)
+        short = lacking(problem.memory(plan), problem)
+        return _Weighed(short, problem.time(plan).step_s, totals, plan)
 
     def _plan(self, asked: _Asked, totals: Totals) -> Plan:
         problem, copies = self._problem, len(asked.meshes) // asked.stages
