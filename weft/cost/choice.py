@@ -6,6 +6,7 @@ Its memory is ``stage_memory``, its time ``stage_times``, what its layers send `
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import product
 from math import ceil, prod
@@ -387,12 +388,13 @@ def ways_of_domains(plan: Plan) -> dict[tuple[int, int], int]:
     """By pipeline and stage: ranks of one domain that hold what it holds, in the smallest domain;
     0 where no other domain holds it too."""
     found = {(p, s): 0 for p, s, _ in plan.stages()}
+    domain_of = {rank: number for number, ranks in enumerate(plan.domains) for rank in ranks}
+    copies = {stage.mesh: (*alike(stage.mesh),) for _, _, stage in plan.stages() if plan.domains}
     for p, s, stage in plan.stages() if plan.domains else ():
-        same = _holding_the_same(plan, p, s)
-        parts = plan.by_domain([rank for mesh in same for rank in alike(mesh)])
-        own = {*alike(stage.mesh)}
-        if same and len(parts) > 1:
-            found[p, s] = min(len(part) for part in parts if own & {*part})
+        same = {rank for mesh in _holding_the_same(plan, p, s) for rank in copies[mesh]}
+        sizes = Counter(domain_of[rank] for rank in same)
+        if len(sizes) > 1:
+            found[p, s] = min(sizes[domain_of[rank]] for rank in copies[stage.mesh])
     return found
 
 
