@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from functools import cache, partial
 from itertools import product
 
 from weft.schedules.action import Action, Key, Kind, Schedule, awaited
@@ -48,34 +48,45 @@ def in_order(schedule: Schedule, *, heads: int = 0) -> tuple[Action, ...]:
         ValueError: an action waits for something that can never come.
     """
     num_stages = 1 + max(action.stage for actions in schedule for action in actions)
-    done: dict[Action, None] = {}
-    at = [0] * len(schedule)
     split = any(action.kind == "I" for actions in schedule for action in actions)
-    needs = partial(awaited, num_stages=num_stages, split=split, heads=heads)
+    waits = _Waits(num_stages, split=split, heads=heads)
+    done: list[Action] = []
+    at = [0] * len(schedule)
     before = -1
     while before < len(done):
         before = len(done)
         for number, actions in enumerate(schedule):
-            at[number] = _advance(actions, at[number], done, needs)
+            at[number] = waits.advance(actions, at[number], done)
     stuck = [(n, a[at[n]]) for n, a in enumerate(schedule) if at[n] < len(a)]
     if stuck:
-        waits = "; ".join(f"position {number} at {action}" for number, action in stuck)
-        raise ValueError(f"the schedule never ends: {waits}")
+        words = "; ".join(f"position {number} at {action}" for number, action in stuck)
+        raise ValueError(f"the schedule never ends: {words}")
     return tuple(done)
 
 
-def _advance(
-    actions: Sequence[Action],
-    at: int,
-    done: dict[Action, None],
-    needs: Callable[[Action], tuple[Key, ...]],
-) -> int:
-    """Do the actions of one position until one has to wait; where that is."""
-    while at < len(actions):
-        action = actions[at]
-        for need in needs(action):
-            if need not in done:
-                return at
-        done[action] = None
-        at += 1
-    return at
+class _Waits:
+    """What has been done, and what each action waits for: alike for all microbatches."""
+
+    def __init__(self, num_stages: int, *, split: bool, heads: int) -> None:
+        # What the first microbatch would await of one before it is done.
+        self._done: dict[tuple[Kind, int], set[int]] = defaultdict(lambda: {-1})
+        self._awaited = partial(awaited, num_stages=num_stages, split=split, heads=heads)
+        self._needs = cache(self._needs_of)
+
+    def _needs_of(self, kind: Kind, stage: int) -> list[tuple[set[int], int]]:
+        """Microbatches that are done of what such an action waits for, and how many before its own
+        it needs of these."""
+        needs = self._awaited(Action(kind, stage, 1))
+        return [(self._done[kind, stage], 1 - number) for kind, stage, number in needs]
+
+    def advance(self, actions: Sequence[Action], at: int, done: list[Action]) -> int:
+        """Do the actions of one position until one has to wait; where that is."""
+        while at < len(actions):
+            kind, stage, microbatch = actions[at]
+            for others, before in self._needs(kind, stage):
+                if microbatch - before not in others:
+                    return at
+            self._done[kind, stage].add(microbatch)
+            done.append(actions[at])
+            at += 1
+        return at

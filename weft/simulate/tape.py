@@ -9,12 +9,12 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 from weft.cost.times import BorderTimes, StageTimes
 from weft.plan.borders import crossed
-from weft.schedules.action import Action, Key, Kind, awaited
+from weft.schedules.action import Action, Kind, awaited
 from weft.schedules.known import Pattern, proven_order
 
 if TYPE_CHECKING:
@@ -137,8 +137,6 @@ class Tape:
         self.code.append(code)
         self.before.append(before)
         self.wire.append(wire)
-        if wire >= 0:
-            self.leaves[wire] = position
         return len(self.position) - 1
 
     def _ports(self, borders: Sequence[BorderTimes]) -> list[int]:
@@ -204,41 +202,76 @@ def write_tape(
 
     ``heads``: as ``awaited`` has it.
     """
-    place_of = {stage: p for p, stages in enumerate(positions) for stage in stages}
+    tape = Tape(len(positions), sum(map(len, positions)) - heads, *(array("i") for _ in range(6)))
     split = any(action.kind == "I" for action in order)
-    num_stages = len(place_of)
-    chained = num_stages - heads
-    tape = Tape(len(positions), chained, *(array("i") for _ in range(6)))
-    number: dict[Key, int] = {}
-    handed: dict[tuple[Key, int], int] = {}
-    """The row that hands a result on to a stage, where it has one of its own."""
-    for action in order:
-        kind, stage, microbatch = action
-        place, size = place_of[stage], int(microbatch == num_microbatches - 1)
-        travels = [
-            handed.get((need, stage), number[need])
-            for need in awaited(action, num_stages, split=split, heads=heads)
-            if place_of[need[1]] != place
-        ]
-        first, *others = travels or (_NONE,)
+    every = _tracks(tape, positions, num_microbatches, heads, split=split)
+    for kind, stage, microbatch in order:
+        track, size = every[kind, stage], int(microbatch == num_microbatches - 1)
+        first, *others = [rows[microbatch] for rows in track.awaits] or (_NONE,)
         for before in others:
-            tape.add(place, 4 * num_stages * _SIZES, before)
-        code = (4 * stage + _KINDS.index(kind)) * _SIZES + size
-        wire = _wire(action, place_of, chained)
-        number[action] = tape.add(place, code, first, wire)
-        tape.rows.append(number[action])
+            tape.add(track.place, track.nothing, before)
+        row = track.rows[microbatch] = tape.add(track.place, track.code + size, first, track.wire)
+        tape.rows.append(row)
         if stage == 0 and kind in ("B", "I"):
-            tape.first_backs.append(number[action])
-        for border, taker in _fanned(action, place_of, chained, heads):
-            code = (4 * num_stages + border - chained + 1) * _SIZES + size
-            row = tape.add(place, code, wire=2 * border + (kind != "F"))
-            handed[action, taker] = row
+            tape.first_backs.append(row)
+        for code, wire, rows in track.fans:
+            rows[microbatch] = tape.add(track.place, code + size, wire=wire)
     return tape
 
 
-def _wire(action: Action, place_of: Mapping[int, int], chained: int) -> int:
+@dataclass(frozen=True, slots=True)
+class _Track:
+    """What all actions of a kind on a stage have in common."""
+
+    place: int
+    code: int
+    """Of a full microbatch."""
+    nothing: int
+    """The code of what takes no time."""
+    wire: int
+    rows: list[int]
+    """By microbatch, its row."""
+    awaits: list[list[int]] = field(default_factory=list)
+    """Rows at other positions that it waits for, by microbatch."""
+    fans: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    """Rows that hand its result on to parts of the head: code, wire, and by microbatch the row."""
+
+
+def _tracks(
+    tape: Tape,
+    positions: Sequence[Sequence[int]],
+    num_microbatches: int,
+    heads: int,
+    *,
+    split: bool,
+) -> dict[tuple[Kind, int], _Track]:
+    """By kind and stage."""
+    place_of = {stage: p for p, stages in enumerate(positions) for stage in stages}
+    num_stages, chained = len(place_of), tape.num_chained
+    nothing = 4 * num_stages * _SIZES
+    found: dict[tuple[Kind, int], _Track] = {}
+    handed: dict[tuple[Kind, int, int], list[int]] = {}
+    """Rows that hand a result on to a stage, where it has some of its own."""
+    for (number, kind), stage in product(enumerate(_KINDS), place_of):
+        wire, rows = _wire(kind, stage, place_of, chained), [_NONE] * num_microbatches
+        code = (4 * stage + number) * _SIZES
+        track = found[kind, stage] = _Track(place_of[stage], code, nothing, wire, rows)
+        if wire != _NONE:
+            tape.leaves[wire] = track.place
+        for border, taker in _fanned(kind, stage, place_of, chained, heads):
+            wire, rows = 2 * border + (kind != "F"), [_NONE] * num_microbatches
+            tape.leaves[wire], handed[kind, stage, taker] = track.place, rows
+            track.fans.append((nothing + (border - chained + 1) * _SIZES, wire, rows))
+    for (kind, stage), track in found.items():
+        # What the first microbatch does not wait for is at its own position.
+        needs = awaited(Action(kind, stage, 1), num_stages, split=split, heads=heads)
+        for need in (need[:2] for need in needs if place_of[need[1]] != track.place):
+            track.awaits.append(handed.get((*need, stage), found[need].rows))
+    return found
+
+
+def _wire(kind: Kind, stage: int, place_of: Mapping[int, int], chained: int) -> int:
     """Of a result that goes to the stage after or before, at another position."""
-    kind, stage, _ = action
     target = {"F": stage + 1, "W": stage}.get(kind, stage - 1)
     place = place_of[stage]
     stays = max(stage, target) >= chained or place_of.get(target, place) == place
@@ -246,14 +279,14 @@ def _wire(action: Action, place_of: Mapping[int, int], chained: int) -> int:
 
 
 def _fanned(
-    action: Action, place_of: Mapping[int, int], chained: int, heads: int
+    kind: Kind, stage: int, place_of: Mapping[int, int], chained: int, heads: int
 ) -> Iterator[tuple[int, int]]:
-    """Borders of parts of the head over which its result goes, and the stages that take it."""
+    """Borders of parts of the head over which a result goes, and the stages that take it."""
     for border, ends in enumerate(crossed(chained, heads) if heads else ()):
-        giver, taker = ends if action.kind == "F" else ends[::-1]
-        is_fan = ends[1] >= chained and (action.kind == "F" or ends[0] < chained)
-        leaves = giver == action.stage and place_of[taker] != place_of[giver]
-        if is_fan and leaves and action.kind != "W":
+        giver, taker = ends if kind == "F" else ends[::-1]
+        is_fan = ends[1] >= chained and (kind == "F" or ends[0] < chained)
+        leaves = giver == stage and place_of[taker] != place_of[giver]
+        if is_fan and leaves and kind != "W":
             yield border, taker
 
 
