@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Literal, NamedTuple
 
 Kind = Literal["F", "B", "I", "W"]
@@ -48,3 +49,19 @@ def awaited(action: Action, num_stages: int, *, split: bool, heads: int = 0) -> 
         return tuple(("F", part, microbatch) for part in range(chained, num_stages))
     after = range(stage + 1, num_stages if stage == chained - 1 else stage + 2)
     return (("F", stage, microbatch), *((back, each, microbatch) for each in after))
+
+
+Waits = Callable[[Kind, int], tuple[tuple[Kind, int, int], ...]]
+"""What any action of a kind on a stage waits for: kinds and stages, and how many microbatches
+before its own. The first waits for none before it."""
+
+
+def waits(num_stages: int, *, split: bool, heads: int = 0) -> Waits:
+    """``awaited`` of all microbatches, worked out once for each kind and stage."""
+
+    @cache
+    def found(kind: Kind, stage: int) -> tuple[tuple[Kind, int, int], ...]:
+        needs = awaited(Action(kind, stage, 1), num_stages, split=split, heads=heads)
+        return tuple((kind, stage, 1 - microbatch) for kind, stage, microbatch in needs)
+
+    return found

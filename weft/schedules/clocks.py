@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from weft.schedules.action import Action, Key, Schedule, awaited
+from weft.schedules.action import Action, Key, Schedule, waits
 from weft.schedules.validity import in_order
 
 _Clock = Mapping[int, int]
@@ -54,10 +54,12 @@ class Clocks:
         )
         num_stages = 1 + max((action.stage for action in self._where), default=0)
         split = any(action.kind == "I" for action in self._where)
+        needs = waits(num_stages, split=split, heads=self._heads)
         where = cast("Mapping[Key, tuple[int, int]]", self._where)
         for action, (position, _) in self._where.items():
-            for need in awaited(action, num_stages, split=split, heads=self._heads):
-                place, index = where.get(need, (position, 0))
+            kind, stage, microbatch = action
+            for of, at, before in needs(kind, stage):
+                place, index = where.get((of, at, microbatch - before), (position, 0))
                 if place != position:
                     giver = self.schedule[place][index]
                     givers[action].append(giver)

@@ -10,9 +10,8 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
-from weft.schedules.action import Action, Key, Kind, awaited
+from weft.schedules.action import Action, Key, Kind, Waits, waits
 
 Wishes = Callable[["Position"], Iterable[Action]]
 """What a position would like to do next, best first. Actions that cannot begin are passed over."""
@@ -64,7 +63,7 @@ def play(
     """
     positions = [Position(p, held, num_microbatches) for p, held in enumerate(stages_of)]
     num_stages = sum(len(held) for held in stages_of)
-    needs = partial(awaited, num_stages=num_stages, split=split, heads=heads)
+    needs = waits(num_stages, split=split, heads=heads)
     ended: dict[Key, int] = {}
     free_at = [0] * len(positions)
     moments = [0]
@@ -86,15 +85,13 @@ def play(
 
 
 def _first_ready(
-    wished: Iterable[Action],
-    ended: dict[Key, int],
-    now: int,
-    needs: Callable[[Action], tuple[Key, ...]],
+    wished: Iterable[Action], ended: dict[Key, int], now: int, needs: Waits
 ) -> Action | None:
     later = now + 1
     for action in wished:
-        for need in needs(action):
-            if ended.get(need, later) > now:
+        kind, stage, microbatch = action
+        for of, at, before in needs(kind, stage):
+            if before <= microbatch and ended.get((of, at, microbatch - before), later) > now:
                 break
         else:
             return action

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import product
 
-from weft.schedules.action import Action, Key, Kind, Schedule, awaited
+from weft.schedules.action import Action, Key, Kind, Schedule, Waits, waits
 
 
 def prove(
@@ -49,14 +49,14 @@ def in_order(schedule: Schedule, *, heads: int = 0) -> tuple[Action, ...]:
     """
     num_stages = 1 + max(action.stage for actions in schedule for action in actions)
     split = any(action.kind == "I" for actions in schedule for action in actions)
-    waits = _Waits(num_stages, split=split, heads=heads)
+    waiting = _Waiting(waits(num_stages, split=split, heads=heads))
     done: list[Action] = []
     at = [0] * len(schedule)
     before = -1
     while before < len(done):
         before = len(done)
         for number, actions in enumerate(schedule):
-            at[number] = waits.advance(actions, at[number], done)
+            at[number] = waiting.advance(actions, at[number], done)
     stuck = [(n, a[at[n]]) for n, a in enumerate(schedule) if at[n] < len(a)]
     if stuck:
         words = "; ".join(f"position {number} at {action}" for number, action in stuck)
@@ -64,20 +64,13 @@ def in_order(schedule: Schedule, *, heads: int = 0) -> tuple[Action, ...]:
     return tuple(done)
 
 
-class _Waits:
-    """What has been done, and what each action waits for: alike for all microbatches."""
+class _Waiting:
+    """What is done, and what waits for it."""
 
-    def __init__(self, num_stages: int, *, split: bool, heads: int) -> None:
+    def __init__(self, needs: Waits) -> None:
         # What the first microbatch would await of one before it is done.
         self._done: dict[tuple[Kind, int], set[int]] = defaultdict(lambda: {-1})
-        self._awaited = partial(awaited, num_stages=num_stages, split=split, heads=heads)
-        self._needs = cache(self._needs_of)
-
-    def _needs_of(self, kind: Kind, stage: int) -> list[tuple[set[int], int]]:
-        """Microbatches that are done of what such an action waits for, and how many before its own
-        it needs of these."""
-        needs = self._awaited(Action(kind, stage, 1))
-        return [(self._done[kind, stage], 1 - number) for kind, stage, number in needs]
+        self._needs = cache(lambda *key: [(self._done[k, s], n) for k, s, n in needs(*key)])
 
     def advance(self, actions: Sequence[Action], at: int, done: list[Action]) -> int:
         """Do the actions of one position until one has to wait; where that is."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from weft.cost.times import BorderTimes, StageTimes
 from weft.plan.borders import crossed
-from weft.schedules.action import Action, Kind, awaited
+from weft.schedules.action import Action, Kind, waits
 from weft.schedules.known import Pattern, proven_order
 
 if TYPE_CHECKING:
@@ -262,11 +262,11 @@ def _tracks(
             wire, rows = 2 * border + (kind != "F"), [_NONE] * num_microbatches
             tape.leaves[wire], handed[kind, stage, taker] = track.place, rows
             track.fans.append((nothing + (border - chained + 1) * _SIZES, wire, rows))
+    needs = waits(num_stages, split=split, heads=heads)
     for (kind, stage), track in found.items():
-        # What the first microbatch does not wait for is at its own position.
-        needs = awaited(Action(kind, stage, 1), num_stages, split=split, heads=heads)
-        for need in (need[:2] for need in needs if place_of[need[1]] != track.place):
-            track.awaits.append(handed.get((*need, stage), found[need].rows))
+        for of, at, _ in needs(kind, stage):  # at other positions, all of its own microbatch
+            if place_of[at] != track.place:
+                track.awaits.append(handed.get((of, at, stage), found[of, at].rows))
     return found
 
 
