@@ -13,7 +13,7 @@ from weft.plan.plan import ScheduleName
 from weft.schedules.action import Action, Schedule, awaited
 from weft.schedules.clocks import Clocks
 from weft.schedules.one_forward_one_backward import one_forward_one_backward
-from weft.schedules.receives import AHEAD, receives
+from weft.schedules.receives import AHEAD, receives, soonest
 from weft.schedules.registry import SCHEDULES, actions_of, placed
 from weft.schedules.validity import prove
 
@@ -40,6 +40,14 @@ def test_every_rank_gets_to_the_end_however_its_streams_share_queues(name: str) 
             what = len(actions), len(actions[0]), num_queues
             assert Job(clocks, posts, lambda stream, q=num_queues: stream % q).ends(), what
             assert Job(clocks, posts, drawn.__getitem__).ends(), (*what, drawn)
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_usual_lists_start_receives_as_soon_as_is_proven(name: str) -> None:
+    """What a position's memory is counted by without a play, also where pipelines never fill."""
+    for actions in schedules(name, (*SMALL, *LARGE, (12, 2), (12, 11), (12, 13), (9, 26))):
+        clocks = Clocks(actions)
+        assert receives(clocks) == [soonest(clocks, p) for p in range(len(actions))]
 
 
 @pytest.mark.parametrize("name", list(SCHEDULES))

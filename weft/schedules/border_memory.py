@@ -17,7 +17,7 @@ from functools import lru_cache
 from weft.schedules.action import Action
 from weft.schedules.clocks import Clocks
 from weft.schedules.known import Pattern, full_after, schedule_of_pattern
-from weft.schedules.receives import receives
+from weft.schedules.receives import receives, soonest
 from weft.schedules.registry import SCHEDULES
 from weft.schedules.releases import releases
 
@@ -53,7 +53,7 @@ def borders_at_peak(pattern: Pattern, message: float = 1.0) -> tuple[float, ...]
     if pattern.num_positions == 1:
         return (0,)
     clocks = Clocks(schedule_of_pattern(pattern), heads=len(pattern.heads))
-    last, coming = pattern.num_stages - (not pattern.heads), receives(clocks)
+    last, coming = pattern.num_stages - (not pattern.heads), _received(clocks, pattern)
     found = []
     for position in range(pattern.num_positions):
         both: _Moments = coming[position], releases(clocks, position)
@@ -65,6 +65,13 @@ def borders_at_peak(pattern: Pattern, message: float = 1.0) -> tuple[float, ...]
         both = _as_messages(clocks, position, both)
         found.append(_peak(clocks, position, last, both, summed=summed) + message * messages)
     return tuple(found)
+
+
+def _received(clocks: Clocks, pattern: Pattern) -> list[list[list[Action]]]:
+    """As ``receives`` has it; where a list is as usual no receive holds up another."""
+    if pattern.lists or pattern.heads or pattern.in_flight:
+        return receives(clocks)
+    return [soonest(clocks, position) for position in range(pattern.num_positions)]
 
 
 def _grows_evenly(pattern: Pattern) -> bool:

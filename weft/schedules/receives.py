@@ -37,15 +37,16 @@ def receives(clocks: Clocks, ahead: int = AHEAD) -> list[list[list[Action]]]:
     return [each.started for each in play.positions]
 
 
-def _planned(clocks: Clocks, position: int, ahead: int) -> list[list[Action]]:
-    """What the schedule alone proves to be early enough, and not too early."""
+def soonest(clocks: Clocks, position: int, ahead: int = AHEAD) -> list[list[Action]]:
+    """What the schedule alone proves to be early enough, and not too early: of usual lists, without
+    more in flight or parts of the head, what ``receives`` finds."""
     own = clocks.schedule[position]
-    planned: list[list[Action]] = [[] for _ in own]
+    found: list[list[Action]] = [[] for _ in own]
     for index, action in enumerate(own):
         proven = [clocks.ended(giver, position) for giver in clocks.givers(action)]
         if proven:
-            planned[max(0, index - ahead, *proven)].append(action)
-    return planned
+            found[max(0, index - ahead, *proven)].append(action)
+    return found
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ class _Play:
 
     def _begun(self, clocks: Clocks, number: int, ahead: int) -> _Position:
         own = tuple(clocks.schedule[number])
-        planned = _planned(clocks, number, ahead)
+        planned = soonest(clocks, number, ahead)
         for action in own:
             givers = clocks.givers(action)
             if not givers:
