@@ -138,6 +138,7 @@ class _Way:
             there_s, back_s = border.of_sizes(size)
             self.down.append(self.down[-1] + forward + there_s + border.latency_s)
             self.up.append(self.up[-1] + back + back_s + border.latency_s)
+        self._own: dict[tuple[int, int], tuple[Slope, Slope]] = {}
         self.through: float | None = None
         """Seconds of a microbatch through all meshes and back, where none overtakes another."""
         if flow.line.schedule in ("1f1b", "gpipe"):
@@ -146,16 +147,26 @@ class _Way:
             known = sum(m.whole.each * n for m, n in zip(lasts, least, strict=True))
             self.through = sum(m.whole.base for m in lasts) + max(fewest, known) + borders
 
+    def own(self, mesh: MeshTimes, last: MeshTimes, before: int) -> tuple[Slope, Slope]:
+        """All that a mesh does, and that without weight gradients; most are alike."""
+        key = id(mesh), id(last)
+        if key not in self._own:
+            early, ends = mesh.forward.plus(mesh.back), last.forward.plus(last.back)
+            self._own[key] = (
+                mesh.whole.times(before).plus(last.whole),
+                early.times(before).plus(ends),
+            )
+        return self._own[key]
+
 
 def _alone(way: _Way, p: int, mesh: MeshTimes, last: MeshTimes, before: int) -> Iterator[Slope]:
     """All that a mesh does itself, between the way down and the way up."""
     there, back = way.down[p], way.up[p]
-    whole = mesh.whole.times(before).plus(last.whole)
+    whole, early = way.own(mesh, last, before)
     if not way.splits:
         yield whole.after(there + back)
         return
     yield whole.after(there)
-    early = mesh.forward.plus(mesh.back).times(before).plus(last.forward).plus(last.back)
     yield early.after(there + back)
 
 
@@ -166,7 +177,10 @@ def _with_others(way: _Way, p: int, mesh: MeshTimes, before: int) -> Iterator[Sl
     """
     assert way.through is not None, way.schedule
     waiting = way.held[p] - 1 if way.schedule == "1f1b" else 0
-    slope = mesh.whole.times(before).plus(mesh.forward.times(-waiting)).after(way.through)
+    (base, each), first = mesh.whole, mesh.forward
+    slope = Slope(
+        before * base - waiting * first.base + way.through, before * each - waiting * first.each
+    )
     if before >= waiting and slope.each > 0:
         yield slope
 

@@ -6,15 +6,16 @@ it the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache, partial
 from itertools import pairwise
 
 from weft.cluster.view import ClusterView, Reach
 from weft.cost.sends import far_between
 from weft.cost.times import BorderTimes
 from weft.cost.traffic import Far
-from weft.planner.search.bounds import Flow, MeshTimes, mesh_times
+from weft.planner.search.bounds import Bounds, Flow, MeshTimes, bounds_of, mesh_times
 from weft.planner.search.choice import Line, Section, used_cluster
 from weft.planner.search.costs import Costs, Rank
 from weft.schedules.registry import SCHEDULES
@@ -152,6 +153,17 @@ class Course:
             line=line,
             num_layers=self.costs.num_layers,
         )
+
+    @cached_property
+    def bounds(self) -> Callable[[int, tuple[int, ...]], Bounds]:
+        """Of a step with so many samples and microbatches in flight, where meshes have the fewest
+        layers; asked several times in a row."""
+
+        def found(samples: int, in_flight: tuple[int, ...]) -> Bounds:
+            line = replace(self.line, samples=samples, in_flight=in_flight)
+            return bounds_of(self.flow(line), self.least)
+
+        return lru_cache(maxsize=2)(found)
 
     @cached_property
     def _meshes(self) -> list[MeshTimes]:

@@ -9,7 +9,7 @@ from functools import cache, cached_property, partial
 from math import inf
 
 from weft.cost.times import BorderTimes, StageTimes
-from weft.planner.search.bounds import Flow, bounds_of, least_once
+from weft.planner.search.bounds import Bounds, Flow, bounds_of, least_once
 from weft.planner.search.choice import Line, Timed, stage_layers
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.search.course import Course, course_of
@@ -70,6 +70,11 @@ class Route:
     def flow(self) -> Flow:
         """What bounds know of it, apart from how many layers its meshes have."""
         return self.course.flow(self.line)
+
+    @property
+    def bounds(self) -> Bounds:
+        """Of a step, where its meshes have the fewest layers."""
+        return self.course.bounds(self.line.samples, self.line.in_flight)
 
     @cached_property
     def pattern(self) -> Pattern:
@@ -219,15 +224,17 @@ class Route:
         """
         total = self.costs.num_layers
         fits = self.room if room is None else room
-        least, most = self.least, list(fits)
+        least, most, bounds = self.least, list(fits), self.bounds
         seconds -= self.once if room is None else 0.0
-        for _ in range(2):
-            bounds = bounds_of(self.flow, least)
+        for again in (True, False):
             most = [min(layers, bounds.most(mesh, seconds)) for mesh, layers in enumerate(fits)]
             spare = sum(most) - total
             if spare < 0:
                 break
-            least = [max(low, high - spare) for low, high in zip(least, most, strict=True)]
+            more = [max(low, high - spare) for low, high in zip(least, most, strict=True)]
+            if not again or more == least:
+                break
+            least, bounds = more, bounds_of(self.flow, more)
         return most
 
     @cached_property

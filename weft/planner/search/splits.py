@@ -8,7 +8,6 @@ from heapq import heapify, heapreplace
 from itertools import accumulate
 from math import inf
 
-from weft.planner.search.bounds import bounds_of
 from weft.planner.search.choice import Timed
 from weft.planner.search.route import Route
 
@@ -99,8 +98,7 @@ def splits(least: Sequence[int], most: Sequence[int], total: int) -> Iterator[tu
 
 def filled(route: Route, total: int) -> tuple[int, ...]:
     """Layers one by one to where the step's bound grows least, as memory allows."""
-    layers = list(route.least)
-    bounds = bounds_of(route.flow, layers)
+    layers, bounds = list(route.least), route.bounds
 
     def with_one_more(mesh: int) -> tuple[float, int]:
         more = layers[mesh] + 1
