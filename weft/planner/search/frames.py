@@ -121,32 +121,43 @@ class Space:
         Every rank has as many samples.
         """
         each = self.options.micros or powers(self.samples)
-        for placed, b, recompute in product(self._placed(pool), each, self.options.recompute):
-            micro = placed.ways * b
-            if micro > self.samples:
-                continue
-            unit = self.meshes.unit(pool, inner_of(placed.axes), recompute, b)
-            whole = (self.num_layers + unit.ends) * unit.layer_s
-            most = -(-self.num_layers // placed.meshes) * unit.layer_s
-            slowest = max(most, whole / placed.meshes)
-            if slowest / micro >= per_sample_s:
-                self.unmade["bound"] += 1
-                continue
-            section = Section(pool, placed.axes, placed.meshes, recompute)
-            carried_s = self.crossings.inside_s(section)
-            if carried_s >= per_sample_s:
-                self.unmade["bound"] += 1
-                continue
-            if not (self.options.any_shape or self.meshes.allows(section, micro)):
-                self.unmade["shape"] += 1
-                continue
-            if not self._holds(section, b, micro):
-                self.unmade["memory"] += 1
-                continue
-            speeds = ((1 / unit.layer_s, placed.meshes),)
-            least_s = max(slowest / micro, carried_s)
-            frame = self._frame(least_s, micro, (section,), speeds, unit.forward)
-            yield frame._replace(num_layers=self.num_layers + unit.ends)
+        for placed in self._placed(pool):
+            inner, ways = inner_of(placed.axes), placed.ways
+            fullest = -(-self.num_layers // placed.meshes)
+            carried_s = self.crossings.inside_s(placed)
+            first: Frame | None = None
+            for b, recompute in product(each, self.options.recompute):
+                micro = ways * b
+                if micro > self.samples:
+                    continue
+                unit = self.meshes.unit(pool, inner, recompute, b)
+                num_layers = self.num_layers + unit.ends
+                slowest = max(fullest * unit.layer_s, num_layers * unit.layer_s / placed.meshes)
+                least_s = max(slowest / micro, carried_s)
+                if least_s >= per_sample_s:
+                    self.unmade["bound"] += 1
+                    continue
+                section = placed._replace(recompute=recompute)
+                if why := self._unmade(section, b, micro):
+                    self.unmade[why] += 1
+                    continue
+                speeds = ((1 / unit.layer_s, placed.meshes),)
+                first = first or self._frame(least_s, micro, (section,), speeds, unit.forward)
+                yield first._replace(
+                    per_sample_s=least_s,
+                    micro=micro,
+                    sections=(section,),
+                    late_s=least_s * first.stretch,
+                    speeds=speeds,
+                    num_layers=num_layers,
+                    forward=unit.forward,
+                )
+
+    def _unmade(self, section: Section, b: int, micro: int) -> ReasonKind | None:
+        """Why there is no frame of a section by itself, if so."""
+        if not (self.options.any_shape or self.meshes.allows(section, micro)):
+            return "shape"
+        return None if self._holds(section, b, micro) else "memory"
 
     def mixed(self, pools: Sequence[int], per_sample_s: float) -> list[Frame]:
         """Pipelines through several kinds, of which the bound is below ``per_sample_s``."""
