@@ -3,12 +3,14 @@
 import sys
 
 from weft.config.errors import STOPPED
+from weft.config.imports import uncollected
 
 
 def start() -> None:
     """Run the command; Ctrl-C also ends it in words while Python still imports it."""
     try:
-        from weft.cli.main import main
+        with uncollected():
+            from weft.cli.main import main
     except KeyboardInterrupt:
         sys.stderr.write("stopped before it began\n")
         sys.exit(STOPPED)

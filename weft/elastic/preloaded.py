@@ -3,9 +3,12 @@
 PyTorch imports the last, and sympy with it, in the first backward pass.
 """
 
-import torch.fx.experimental.symbolic_shapes  # noqa: F401
-
-import weft.train.worker  # noqa: F401
+from weft.config.imports import uncollected
 from weft.config.names import import_ours
 
-import_ours()
+with uncollected():
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401
+
+    import weft.train.worker  # noqa: F401
+
+    import_ours()

@@ -23,6 +23,7 @@ from weft.comm.flight_recorder import (
     read_records,
     remove_records,
 )
+from weft.config.imports import uncollected
 from weft.elastic.crew import Crew
 from weft.elastic.failure import Epoch, Failure, Moves, RanksFailedError, Recover
 from weft.elastic.process import Machines, ThisMachine
@@ -156,8 +157,10 @@ def run_rank(target: Target, address: RankAddress, args: tuple[Any, ...], *, fol
     logs.mkdir(parents=True, exist_ok=True)
     if address.rank > 0:
         redirect(logs / f"rank{address.rank}.log")
+    with uncollected():
+        begin = found(target)
     try:
-        found(target)(address, *args)
+        begin(address, *args)
     except CommError as error:
         sys.stderr.write(f"rank {address.rank} gave up, because another rank did: {error}\n")
         if is_first_of_records(logs, address.rank):
