@@ -192,6 +192,14 @@ PLANS = [
         make=plan_file(('"samples": 24, ', '"samples": 24, "zamples": 7, ')),
     ),
     Case(
+        "plan with a mesh with a key too many",
+        "train own.yaml",
+        f"plan.file = 'plan.json': {PLAN_EXPECTED} "
+        "Mesh.__init__() got an unexpected keyword argument 'width_share'.\n"
+        "      at own.yaml:2",
+        make=plan_file(('"ranks": ', '"width_share": [3, 1], "ranks": ')),
+    ),
+    Case(
         "plan with text for a number",
         "train own.yaml",
         f"plan.file = 'plan.json': {PLAN_EXPECTED} pipelines.0.samples: Input should be a valid "

@@ -446,9 +446,10 @@ _USUALLY_EMPTY = (
 
 def _stage(data: dict[str, Any]) -> StagePlan:
     mesh = data.pop("mesh")
-    axes = tuple((str(name), int(size)) for name, size in mesh["axes"])
+    axes = tuple((str(name), int(size)) for name, size in mesh.pop("axes"))
     first, end = (place(each) if is_place(each) else each for each in data["layers"])
-    unlike = {entry.name: mesh.get(entry.shares_key, ()) for entry in UNLIKE}
+    unlike = {entry.name: mesh.pop(entry.shares_key, ()) for entry in UNLIKE}
+    grid = Mesh(ranks=tuple(mesh.pop("ranks")), axes=axes, **mesh)  # which refuses what is left
     shares = {key: tuple(data.get(key, ())) for key in ("sample_shares", "state_shares")}
     if data.get("expert_places"):
         shares["expert_places"] = tuple(
@@ -457,7 +458,7 @@ def _stage(data: dict[str, Any]) -> StagePlan:
         )
     if data.get("head_rows"):
         shares["head_rows"] = tuple(data["head_rows"])
-    own = {"mesh": Mesh(tuple(mesh["ranks"]), axes).with_shares(**unlike), "layers": (first, end)}
+    own = {"mesh": grid.with_shares(**unlike), "layers": (first, end)}
     return StagePlan(**{**data, **shares, **own})
 
 
