@@ -59,7 +59,7 @@ def layer_working(
     again += max(_away(items, names) for names in slabs)  # a neighbour's
     width = shape.d_ff / work.share("d_ff")
     if branch == "attention":
-        width = shape.num_heads * shape.value_width / work.share("heads")
+        width = work.heads(shape) * shape.value_width
     else:  # of a chunk, where all layers have chunks
         width *= max(_at_once(names, work) for names in slabs)
     return again + work.wide * work.tokens * (shape.d_model + width)
@@ -100,8 +100,8 @@ def _gone(items: Mapping[Item, float], names: Sequence[str]) -> float:
 def _attention_grads(shape: ModelShape, work: StageWork, *, copied: bool) -> float:
     """Of attention in blocks of queries: gradients of what it reads, of what it makes and of that
     by heads, scores of a block and theirs. ``copied``: it makes again what it reads by heads."""
-    heads = shape.num_heads / work.share("heads")
-    kv_heads = max(shape.num_kv_heads / work.share("kv_heads"), float(shape.latent is None))
+    heads = work.heads(shape)
+    kv_heads = work.kv_heads(shape)
     read = heads * shape.key_width + kv_heads * (shape.key_width + shape.value_width)
     made = 2 * heads * shape.value_width
     scores = 2 * heads * min(BLOCK_QUERIES, work.seq_len) * work.samples * work.seq_len
@@ -169,7 +169,7 @@ def layer_items(
     if shape.num_heads:
         items = {**items, "attention masks": masks, "attention read": read, "ff input": entering}
     items |= {"ff masks": masks, "ff read": read}
-    heads = shape.num_heads / work.share("heads")
+    heads = work.heads(shape)
     items["heads"] = wide * _heads(shape, work)
     if shape.latent is not None:
         low = shape.latent
@@ -181,8 +181,8 @@ def layer_items(
 def _heads(shape: ModelShape, work: StageWork) -> float:
     """Numbers of a token in queries, keys, values and what came of them, which is kept on both
     sides of its way back among ranks that divide heads, where attention keeps it."""
-    heads = shape.num_heads / work.share("heads")
-    kv_heads = max(shape.num_kv_heads / work.share("kv_heads"), float(shape.latent is None))
+    heads = work.heads(shape)
+    kv_heads = work.kv_heads(shape)
     again = 0.0
     if work.head_ways > 1:
         kv_heads = max(kv_heads, work.head_ways)

@@ -19,11 +19,13 @@ from weft.cost.work import (
     ALL_PARTS,
     BF16_STATE,
     DIVISIONS,
+    EVEN,
     Axes,
     Parts,
     StageWork,
     StateBytes,
     Training,
+    Widths,
     copies_in,
     dividing,
     share,
@@ -279,7 +281,7 @@ def choice_of(
             head_ways=stage.head_ways,
             expert_pieces=stage.expert_pieces,
             experts_at_once=stage.expert_ways == 1,
-            width_part=_part_along(WIDTH_AXIS, stage, rank),
+            widths=_widths_of(stage, rank),
             expert_part=experts.held,
             expert_kept=experts.kept,
             expert_visits=experts.visited * mean / samples if samples else 1.0,
@@ -324,18 +326,20 @@ def _experts_of(stage: StagePlan, rank: int | None) -> _Experts:
     mine = None if rank is None else mesh.coordinate(rank)[EXPERT_AXIS]
     if layers:
         return _at_places(layers, mesh.size(EXPERT_AXIS), mine)
-    own = _part_along(EXPERT_AXIS, stage, rank)
+    shares = mesh.shares(EXPERT_AXIS)
+    if not shares:
+        return _Experts()
+    own = (max(shares) if mine is None else shares[mine]) * len(shares) / sum(shares)
     return _Experts(own, own, own)
 
 
-def _part_along(axis: str, stage: StagePlan, rank: int | None) -> float:
-    """What a rank, or the one that has most, has of what an axis divides, beside as much for each
-    place."""
-    shares = stage.mesh.shares(axis)
+def _widths_of(stage: StagePlan, rank: int | None) -> Widths:
+    """Of a rank, or of the one that has most."""
+    shares = stage.mesh.shares(WIDTH_AXIS)
     if not shares:
-        return 1.0
-    own = max(shares) if rank is None else shares[stage.mesh.coordinate(rank)[axis]]
-    return own * len(shares) / sum(shares)
+        return EVEN
+    most = shares.index(max(shares))
+    return Widths(shares, most if rank is None else stage.mesh.coordinate(rank)[WIDTH_AXIS])
 
 
 def _at_places(layers: Sequence[Sequence[At]], ways: int, mine: int | None) -> _Experts:

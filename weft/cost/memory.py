@@ -6,7 +6,7 @@ it thousands of times a second. ``memory_of_plan`` asks it for every position of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from math import ceil, floor
@@ -15,7 +15,17 @@ from types import MappingProxyType
 from weft.cost.activations import logits, stage_away, stage_beside, stage_kept, stage_working
 from weft.cost.choice import StageChoice, choice_of, state_parts, ways_of_domains
 from weft.cost.sends import message_part
-from weft.cost.work import ALL_BY_ADAMW, ALL_PARTS, SHARED_FROM, Axes, StageWork, Training, share
+from weft.cost.work import (
+    ALL_BY_ADAMW,
+    ALL_PARTS,
+    EVEN,
+    SHARED_FROM,
+    Axes,
+    StageWork,
+    Training,
+    Widths,
+    share,
+)
 from weft.memory.tiers import NUM_ROOMS, PIECE_BYTES, keeps_apart
 from weft.models.registry import shape_of
 from weft.models.shape import Branch, ModelShape
@@ -114,39 +124,51 @@ def stage_params(
     shape: ModelShape,
     layers: Layers,
     axes: Axes,
-    width_part: float = 1.0,
+    widths: Widths = EVEN,
     *,
     embeds: bool,
     predicts: float,
 ) -> tuple[float, float]:
     """Parameters of one rank of a stage: those that every token uses, and experts.
 
-    ``width_part``: as of a ``StageWork``.
+    ``widths``: as of a ``StageWork``.
     """
-    split, several = share(axes, "d_ff") / width_part, share(axes, "experts")
+    split, several = share(axes, "d_ff"), share(axes, "experts")
+    attends, feeds = widths.heads(shape), widths.part
     many = shape.experts.num_experts if shape.experts else 1
     held = ceil(many / several) / many  # by the rank that has most
     dense = experts = 0.0
-    for first, end in in_parts(layers):
-        branch: Branch | None = None
-        if end - first < 1:
-            branch = "attention" if first % 1 == 0 else "feed_forward"
+    for first, branch in _branches(layers, apart=attends != feeds):
         whole = shape.whole_attention_params if branch != "feed_forward" else 0
-        dense += (shape.dense_params(floor(first), branch) - whole) / split + whole
+        part = (attends if branch == "attention" else feeds) / split
+        dense += (shape.dense_params(first, branch) - whole) * part + whole
         if branch != "attention":
-            experts += shape.expert_params(floor(first)) * held / split
-    tables = shape.table_params * width_part / share(axes, "vocab")
+            experts += shape.expert_params(first) * held * part
+    tables = shape.table_params * feeds / share(axes, "vocab")
     dense += (tables + shape.num_positions * shape.d_model) * embeds
     if predicts:
         dense += shape.norm_params + predicts * tables * (not (shape.tied and embeds))
     return dense, experts
 
 
+def _branches(layers: Layers, *, apart: bool) -> Iterator[tuple[int, Branch | None]]:
+    """Layers by number, and the one part of it that there is of each, or None; ``apart``: both
+    parts of each one by one."""
+    for first, end in in_parts(layers):
+        if end - first == 1 and not apart:
+            yield floor(first), None
+            continue
+        if first % 1 == 0:
+            yield floor(first), "attention"
+        if end % 1 == 0:
+            yield floor(first), "feed_forward"
+
+
 def params_of(shape: ModelShape, choice: StageChoice) -> tuple[float, float]:
     """``stage_params`` of what a rank computes."""
     work = choice.work
     ends = {"embeds": work.embeds, "predicts": work.predicts}
-    dense, experts = stage_params(shape, work.layers, work.axes, work.width_part, **ends)
+    dense, experts = stage_params(shape, work.layers, work.axes, work.widths, **ends)
     return dense, experts * work.expert_part
 
 
@@ -352,7 +374,7 @@ def gathered_layers(shape: ModelShape, choice: StageChoice, work: StageWork) -> 
 
 def _largest_unit(shape: ModelShape, work: StageWork, *, layers: int = 1) -> float:
     """Parameters of so many layers, or of a table where that has more."""
-    held = work.layers, work.axes, work.width_part
+    held = work.layers, work.axes, work.widths
     dense, experts = stage_params(shape, *held, embeds=False, predicts=False)
     inside = layers * (dense + experts * work.expert_part) / max(work.num_layers, 1)
     table = shape.table_params / work.share("vocab") * max(work.embeds, work.predicts)

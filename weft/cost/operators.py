@@ -84,9 +84,9 @@ def branch_ops(
 
 
 def _attention_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
-    tokens, heads = work.tokens, shape.num_heads / work.share("heads")
+    tokens, heads = work.tokens, work.heads(shape)
     if shape.latent is None:
-        kv_heads = max(shape.num_kv_heads / work.share("kv_heads"), 1.0)
+        kv_heads = work.kv_heads(shape)
         width = shape.d_head * (heads + 2 * kv_heads)
         yield Op("qkv", "matmul", tokens, width, shape.d_model)
     else:
@@ -126,7 +126,7 @@ def _rotation_op(shape: ModelShape, work: StageWork, heads: float) -> Op:
     """Of queries and keys, where no compiler makes it part of what is beside it: a product (2 bytes
     read, 2 written), halves swapped (4) and both added up (8)."""
     if shape.latent is None:
-        kv_heads = max(shape.num_kv_heads / work.share("kv_heads"), 1.0)
+        kv_heads = work.kv_heads(shape)
         width = shape.d_head * (heads + kv_heads)
     else:
         width = shape.latent.d_rope * (heads + 1)
@@ -137,8 +137,8 @@ def _adapters_op(shape: ModelShape, work: StageWork) -> Op:
     """Of low rank beside attention's frozen products, which they hardly compute for: dropout of
     what enters (2 bytes read, 3 written), its way to few columns (2), the way back (2), and the sum
     with what the frozen one gave (6)."""
-    entering = shape.d_model + shape.num_heads * shape.value_width / work.share("heads")
-    heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.d_head / work.share("heads")
+    entering = shape.d_model + work.heads(shape) * shape.value_width
+    heads = (work.heads(shape) + 2 * work.kv_heads(shape)) * shape.d_head
     moved = 7 * entering + 8 * (heads + shape.d_model)
     return Op("adapters", "elementwise", num_bytes=work.tokens * moved)
 
@@ -193,7 +193,7 @@ def _residual_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
     if (
         work.dtype == "fp8" and narrow
     ):  # operands are read in two bytes and written in one, for four products
-        values = shape.num_heads * shape.value_width / work.share("heads")
+        values = work.heads(shape) * shape.value_width
         width = shape.d_model * 2 + shape.d_ff / work.share("d_ff") + values
         yield Op("casts", "elementwise", num_bytes=3 * narrow * work.tokens * width)
 

@@ -130,11 +130,11 @@ def _attention_sends(
 ) -> Iterator[LayerSend]:
     """Among neighbours positions for heads, of queries, keys and values, and back of what came of
     them; among such groups keys and values."""
-    ways, kv_heads = work.head_ways, shape.num_kv_heads / work.share("kv_heads")
+    ways, kv_heads = work.head_ways, work.kv_heads(shape)
     each, own = shape.key_width + shape.value_width, work.wide * work.tokens
     if ways > 1:
         kv_heads = max(kv_heads, ways)  # one that several ranks need goes to each
-        heads = shape.num_heads / work.share("heads") + kv_heads
+        heads = work.heads(shape) + kv_heads
         yield LayerSend("heads", axis, Group(ways, group.stride), own * heads * each)
     if ways < group.size:
         far = Group(group.size // ways, group.stride * ways)

@@ -21,6 +21,7 @@ from weft.plan.borders import Layers, blocks, in_parts
 from weft.plan.layout import Dim, Form
 from weft.plan.model import UnitName
 from weft.plan.plan import Precision, ZeroLevel
+from weft.plan.tiling import split_by_weight
 from weft.precision.registry import PRECISIONS
 from weft.recompute.asked import Slabs
 from weft.recompute.registry import MODES
@@ -113,6 +114,30 @@ def _runs(recompute: Slabs, num_layers: int) -> tuple[tuple[tuple[str, ...], int
     return tuple((names, int(first), int(end)) for names, (first, end) in every if first < end)
 
 
+class Widths(NamedTuple):
+    """What one rank has of modules' widths beside as much for each."""
+
+    shares: tuple[int, ...] = ()
+    """Weights of all that divide them; empty: each has as much."""
+    place: int = 0
+    """Of this rank among those."""
+
+    @property
+    def part(self) -> float:
+        """Of channels and vocabulary, which are cut anywhere."""
+        return self.shares[self.place] * len(self.shares) / sum(self.shares) if self.shares else 1.0
+
+    def heads(self, shape: ModelShape) -> float:
+        """Of heads, which go with the key heads that they share: none is cut."""
+        groups = shape.num_kv_heads or shape.num_heads
+        if not self.shares or not groups:
+            return self.part
+        return split_by_weight(groups, self.shares)[self.place] * len(self.shares) / groups
+
+
+EVEN = Widths()
+
+
 class StageWork(NamedTuple):
     """Layers, and how one rank computes its part of them. A tuple, for it is asked about often."""
 
@@ -140,8 +165,8 @@ class StageWork(NamedTuple):
     gathers_keys: bool = False
     """Attention keeps the keys and values of all ranks that divide the sequence; else they go round
     among those."""
-    width_part: float = 1.0
-    """Of what is divided by the width of modules, what this rank has beside as much for each."""
+    widths: Widths = EVEN
+    """What is this rank's of the width of modules."""
     expert_part: float = 1.0
     """Experts that this rank has beside as many for each."""
     expert_kept: float = 1.0
@@ -176,7 +201,16 @@ class StageWork(NamedTuple):
         """Into how many parts of this rank's size a dimension is cut, as modules compute with
         it."""
         parts = share(self.axes, dim)
-        return parts if self.width_part == 1 or dim not in WIDTHS else parts / self.width_part
+        return parts if not self.widths.shares or dim not in WIDTHS else parts / self.widths.part
+
+    def heads(self, shape: ModelShape) -> float:
+        """Query heads of this rank."""
+        return shape.num_heads / share(self.axes, "heads") * self.widths.heads(shape)
+
+    def kv_heads(self, shape: ModelShape) -> float:
+        """Key heads of this rank; none where keys are of low rank."""
+        own = shape.num_kv_heads / share(self.axes, "kv_heads") * self.widths.heads(shape)
+        return max(own, float(shape.latent is None))
 
     def busiest(self, mixture: ExpertShape) -> float:
         """Tokens that come to the experts of the rank that has most, beside an even share."""

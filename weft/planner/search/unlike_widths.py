@@ -16,6 +16,7 @@ from typing import NamedTuple
 from weft.axes.registry import AXES
 from weft.cost.choice import choice_of
 from weft.cost.rates import compute_seconds
+from weft.cost.work import EVEN
 from weft.models.registry import dims_of_model, shape_of
 from weft.plan.mesh import WIDTH_AXIS, Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, StagePlan, ZeroLevel
@@ -155,7 +156,7 @@ class _FewKinds:
         kinds, problem = asked.meshes[0], self._problem
         counts = [len(ranks) for ranks in kinds]
         line = self._plan(asked, tuple(counts)).pipelines[0]
-        work = choice_of(line, 0, problem.workload.seq_len).work._replace(width_part=1.0)
+        work = choice_of(line, 0, problem.workload.seq_len).work._replace(widths=EVEN)
         shape = shape_of(problem.workload.spec)
         costs = (
             problem.knowledge.hardware_of(problem.cluster.pool_of(ranks[0])) for ranks in kinds
