@@ -545,6 +545,19 @@ LAUNCHERS = [
         "profile for this CPU; run `weft chips profile`.\n      on the command line",
     ),
     Case(
+        "a plan of which no other could be made later, either",
+        "plan tiny.yaml recovery.alarm=replan",
+        "recovery.alarm = 'replan': expected off or warn where no time is predicted. There is no "
+        "profile for this CPU; run `weft chips profile`.\n      on the command line",
+    ),
+    Case(
+        "parts that no plan is made for later",
+        "plan tiny.yaml recovery.alarm=replan plan.stages=[{tp: 2,width_shares: [3,2]}]",
+        "recovery.alarm = 'replan': expected off or warn where ranks of a stage have unlike "
+        "shares. What each of them should take is not predicted: leave sample_shares, "
+        "expert_shares, width_shares and state_shares out.\n      on the command line",
+    ),
+    Case(
         "what another process says",
         "train tiny.yaml plan.shares=[2,1] --out run",
         "",

@@ -231,3 +231,25 @@ def _resources(
     if file:
         return resources_of_file(loaded.config, Path(file), cluster, len(everyone))
     return resources_of_facts(loaded.config, everyone)
+
+
+def refuse_unmeasured(
+    loaded: Loaded, resolved: Resolved, busy_s: Sequence[float], problem: str
+) -> None:
+    """``recovery.alarm: replan`` where nothing could be planned again.
+
+    Args:
+        busy_s: What was predicted of each rank.
+        problem: Why nothing was.
+
+    Raises:
+        ConfigErrors: it could not.
+    """
+    from weft.resolve.paced import refuse_unknown
+    from weft.train.loop import waits_for_reads
+
+    waits = waits_for_reads(resolved.plan)
+    try:
+        refuse_unknown(resolved, busy_s, problem, reads_wait=waits)
+    except ConfigError as error:
+        raise loaded.place(error) from error

@@ -24,7 +24,13 @@ from weft.checkpoint.store import is_free
 from weft.cli.options import spread
 from weft.cli.output import err, finish, out, print_json, say, warn
 from weft.cli.plan.text import folded, memory_table, show_plan
-from weft.cli.resolved import ResolvedRun, resolved_among, resolved_here, resolved_on_nodes
+from weft.cli.resolved import (
+    ResolvedRun,
+    refuse_unmeasured,
+    resolved_among,
+    resolved_here,
+    resolved_on_nodes,
+)
 from weft.cli.summary import print_profile, print_summary, print_traffic, profile_of
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
 from weft.cluster.cluster import HOST
@@ -138,7 +144,7 @@ def train(target: Target = "demo", overrides: Overrides = None, *, options: Trai
         out = options.out_dir or _new_folder(resolved.config.name, address)
         prediction = _predict(asked, address)
         if resolved.config.recovery.alarm == "replan":
-            _refuse_unmeasured(loaded, resolved, prediction)
+            refuse_unmeasured(loaded, resolved, prediction.busy_s, prediction.problem)
         job = _job(asked, options, out, on_this_machine, prediction, began)
         _refuse_unknown_place(loaded, job)
         finish(_start(job, loaded, resolved) if address is None else _join(address, job, resolved))
@@ -315,18 +321,6 @@ def _refuse_moves(loaded: Loaded) -> None:
         raise loaded.place(ConfigError("recovery.alarm", "replan", expected))
     if loaded.config.move_experts is not None:
         raise loaded.place(ConfigError("move_experts", "a section", "null under other launchers"))
-
-
-def _refuse_unmeasured(loaded: Loaded, resolved: Resolved, prediction: Prediction) -> None:
-    """Nothing could be planned again."""
-    from weft.resolve.paced import refuse_unknown
-    from weft.train.loop import waits_for_reads
-
-    waits = waits_for_reads(resolved.plan)
-    try:
-        refuse_unknown(resolved, prediction.busy_s, prediction.problem, reads_wait=waits)
-    except ConfigError as error:
-        raise loaded.place(error) from error
 
 
 def _refuse_unknown_place(loaded: Loaded, job: Job) -> None:

@@ -14,7 +14,7 @@ from weft.cli.output import err, finish, out, print_json, warn
 from weft.cli.plan.forecasts import Answer, answer, answer_here, load_for_cluster
 from weft.cli.plan.nodes import nodes_asked
 from weft.cli.plan.saved import Started, saved
-from weft.cli.resolved import resolved_here
+from weft.cli.resolved import refuse_unmeasured, resolved_here
 from weft.cli.target import Json, Overrides, Target, file_to_write, load
 from weft.config.axes import NAMES, SAMPLE_AXES
 from weft.config.errors import ConfigError
@@ -199,7 +199,12 @@ def _answer(target: str, overrides: Sequence[str], options: PlanOptions) -> Answ
         resolved = resolved_here(loaded, may_plan=True).resolved
         warn(resolved.warnings)
         refuse_without_effect(loaded)
-        return answer_here(resolved)
+        found = answer_here(resolved)
+        if resolved.config.recovery.alarm == "replan":
+            cast = found.outlook and found.outlook.forecast
+            busy_s = cast.time.busy_s(resolved.plan) if cast else ()
+            refuse_unmeasured(loaded, resolved, busy_s, found.problem)
+        return found
     loaded = load_for_cluster(target, overrides)
     compared = None if options.why is None else load_compared(target, overrides, options.why)
     try:
