@@ -44,6 +44,10 @@ SPLIT = (mesh(0, 1, 2, 3, dp=2, tp=2), mesh(4, 5, 6, 7, dp=2, tp=2))
         ([pipeline(*SPLIT, chunks=2)], "pp 2 x (dp 2 x tp 2) on 8 H100-SXM5-80GB"),
         ([pipeline(mesh(8), mesh(9))], "pp 2 on 2 T4"),
         (
+            [pipeline(mesh(0, 8, tp=2).with_shares(tp=(3, 1)), mesh(1, 9, tp=2))],
+            "tp 2 (3:1) on 2 H100-SXM5-80GB and T4, then tp 2 on 2 H100-SXM5-80GB and T4",
+        ),
+        (
             [pipeline(mesh(0, 1, dp=2), mesh(2, 3, tp=2), mesh(8), mesh(9))],
             "dp 2 on 2 H100-SXM5-80GB, then tp 2 on 2 H100-SXM5-80GB, then pp 2 on 2 T4",
         ),

@@ -57,6 +57,12 @@ class Mesh:
         return replace(self, unlike=tuple((name, each) for name, each in said.items() if each))
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """Of each axis that has several places, and of unlike parts: ``tp 2 (3:1)``."""
+        by = {name: f" ({':'.join(map(str, shares))})" for name, shares in self.unlike}
+        return tuple(f"{name} {size}{by.get(name, '')}" for name, size in self.axes if size > 1)
+
+    @property
     def sample_ways(self) -> int:
         """Parts into which the samples of a microbatch are divided."""
         return prod(self.size(axis) for axis in SAMPLE_AXES)

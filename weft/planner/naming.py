@@ -12,7 +12,8 @@ from weft.plan.plan import PipelinePlan, Plan, StagePlan
 def name_of(plan: Plan, cluster: ClusterView) -> str:
     """``pp 4 x (AXIS 2 x AXIS 8) on 64 H100``; pipelines that are called alike are counted.
 
-    ``pp`` counts meshes: each is one position of the pipeline, with one stage or several.
+    ``pp`` counts meshes: each is one position of the pipeline, with one stage or several. ``AXIS 2
+    (3:1)``: its places have unlike parts, by these weights.
     """
     names = [_pipeline(pipeline, cluster) for pipeline in plan.pipelines]
     if len(names) == 1:
@@ -37,9 +38,8 @@ def _pipeline(pipeline: PipelinePlan, cluster: ClusterView) -> str:
     meshes = [pipeline.stages[stages[0]].mesh for stages in pipeline.positions()]
 
     def kind(mesh: Mesh) -> tuple[str, str]:
-        axes = " x ".join(f"{axis} {size}" for axis, size in mesh.axes if size > 1)
         names = dict.fromkeys(cluster.pool_of(rank).chip.name for rank in mesh.ranks)
-        return axes, " and ".join(names)
+        return " x ".join(mesh.words), " and ".join(names)
 
     parts = []
     for (axes, chip), same in groupby(meshes, key=kind):

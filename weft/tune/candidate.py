@@ -9,13 +9,14 @@ about others (``weft.tune.belief``).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil, log
 from typing import Any
 
 from weft.cluster.view import ClusterView
-from weft.plan.plan import PipelinePlan, Plan
+from weft.config.axes import UNLIKE
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.forecast import Forecast, forecast
 from weft.planner.naming import name_of
 from weft.planner.problem import Problem
@@ -211,8 +212,16 @@ def _has(plan: Plan) -> Iterator[str]:
         "ZeRO": any(stage.zero for stage in stages),
     }
     yield from (name for name, is_so in has.items() if is_so)
+    yield from _have_meshes(stages)
+
+
+def _have_meshes(stages: Sequence[StagePlan]) -> Iterator[str]:
     along = {axis for stage in stages for axis, size in stage.mesh.axes if size > 1}
     yield from (f"meshes along {axis}" for axis in sorted(along))
+    divided = {e.divides for stage in stages for e in UNLIKE if stage.mesh.shares(e.name)}
+    yield from (f"unlike parts of {what}s" for what in sorted(divided))
+    if any(stage.sample_shares for stage in stages):
+        yield "unlike samples in a mesh"
 
 
 def _memory(cast: Forecast) -> Iterator[Holding]:
