@@ -310,6 +310,20 @@ STAGES = [
         "Change it in plan.stages or plan.pipelines.\n      on the command line",
     ),
     Case(
+        "weights of which one is too small for a key head",
+        "plan debug plan.stages=[{tp: 2,width_shares: [5,1]}]",
+        "plan.stages[0].width_shares = [5, 1]: expected weights that give each place along tp some "
+        "heads. The model's 4 heads share 2 key heads, of which these would have 2, 0: take "
+        "weights that are nearer to each other.\n      on the command line",
+    ),
+    Case(
+        "unlike parts of more ranks than there are key heads",
+        "plan debug plan.stages=[{tp: 4,width_shares: [2,1,1,1]}]",
+        "plan.stages[0].width_shares = [2, 1, 1, 1]: expected weights that give each place along "
+        "tp some heads. The model's 4 heads share 2 key heads, and unlike parts are of whole ones: "
+        "take tp of 2 at most, or leave the weights out.\n      on the command line",
+    ),
+    Case(
         "ZeRO that nobody shares",
         "train tiny.yaml plan.stages=[{zero: 1},{}]",
         "plan.stages[0].zero = 1: expected 0. No other rank holds the parameters of this stage.\n"

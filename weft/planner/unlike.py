@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import product
 
 from weft.axes.registry import AXES
@@ -36,9 +36,21 @@ def refuse_idle_places(plan: Plan, dims: Collection[Dim]) -> None:
     for (p, s, stage), entry in product(plan.stages(), UNLIKE):
         shares, axis = stage.mesh.shares(entry.name), AXES[entry.name]
         divided = [dim for dim in dims if shares and axis.divides(dim, "param")]
-        for many, name in sorted((dim.num_groups, dim.name) for dim in divided):
-            if 0 in split_by_weight(many, shares):
-                expected = f"weights with which each rank has one of the model's {many} {name}"
-                hint = "A rank without one would have nothing to do for the others."
+        for dim in sorted(divided, key=lambda dim: (dim.num_groups, not dim.words, dim.name)):
+            parts = split_by_weight(dim.num_groups, shares)
+            if 0 in parts:
                 key = f"pipelines[{p}].stages[{s}].{entry.shares_key}"
+                expected = f"weights that give each place along {entry.name} some {dim.name}"
+                hint = _hint(dim, parts, entry.name)
                 raise ConfigError(key, list(shares), expected, hint)
+
+
+def _hint(dim: Dim, parts: Sequence[int], axis: str) -> str:
+    """What there is to divide, what came of it, and what would do."""
+    many = dim.num_groups
+    has = f"The model's {dim.words}" if dim.words else f"The model has {many} {dim.name}"
+    if many < len(parts):
+        way_out = f"take {axis} of {many} at most, or leave the weights out"
+        return f"{has}, and unlike parts are of whole ones: {way_out}."
+    given = ", ".join(map(str, parts))
+    return f"{has}, of which these would have {given}: take weights that are nearer to each other."
