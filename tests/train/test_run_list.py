@@ -4,17 +4,21 @@ import fcntl
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from weft.config.errors import ConfigError
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.train import run_list
 from weft.train.run_folder import RunFolder
 from weft.train.run_list import (
     chosen,
     delete_run,
     list_runs,
+    plan_in_words,
     run_facts,
     superfluous_checkpoints,
     why_not,
@@ -234,3 +238,12 @@ def test_a_bucket_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "empty": ("empty", 0, None),
     }
     assert superfluous_checkpoints(found["done"]) == ([], 0)
+
+
+def test_plans_that_differ_in_unlike_parts_are_called_so() -> None:
+    stage = StagePlan(mesh=Mesh.of(range(2), tp=2).with_shares(tp=(3, 1)), layers=(0, 2))
+    line = PipelinePlan(stages=(stage,), samples=4, microbatch=2)
+    plan = Plan(num_layers=2, pipelines=(line,))
+    like = plan.each(lambda stage: replace(stage, mesh=replace(stage.mesh, unlike=())))
+    words = [plan_in_words(each) for each in (plan, like)]
+    assert words == ["2 ranks: tp 2 (3:1)", "2 ranks: tp 2"]

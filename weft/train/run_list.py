@@ -351,7 +351,7 @@ def plan_in_words(plan: Plan) -> str:
     shapes = []
     for pipeline in plan.pipelines:
         meshes = [pipeline.stages[stages[0]].mesh for stages in pipeline.positions()]
-        sizes = {f"{axis} {size}": None for m in meshes for axis, size in m.axes if size > 1}
+        sizes = dict.fromkeys(words for mesh in meshes for words in mesh.words)
         depth = [f"pp {len(meshes)}"] if len(meshes) > 1 else []
         shapes.append(" x ".join([*depth, *sizes]))
     words = " + ".join(shape or "1" for shape in shapes)
