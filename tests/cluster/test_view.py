@@ -40,9 +40,16 @@ def lacking_link() -> object:
     return ChipPool(chip=replace(H100, link_gb_s=None), num_nodes=1, chips_per_node=8).link_bytes_s
 
 
+def lacking_link_in_a_shared_node() -> object:
+    pool = ChipPool(chip=replace(H100, link_gb_s=None), num_nodes=1, chips_per_node=1)
+    assert pool.link_bytes_s == pool.network_bytes_s, "alone in its node it needs none"
+    return replace(pool, node="shared").link_bytes_s
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        (lacking_link_in_a_shared_node, "chip H100-SXM5-80GB: link_gb_s = null: expected a"),
         (lacking_network, "pool of H100-SXM5-80GB: network_gbit_s = null: expected a positive"),
         (lacking_link, "chip H100-SXM5-80GB: link_gb_s = null: expected a positive number"),
         (lambda: MIXED.pool_of(14), "rank = 14: expected a rank below 14"),

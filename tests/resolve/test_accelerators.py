@@ -17,7 +17,7 @@ from weft.lab.ranks import hidden_from_all
 from weft.platform.detect import detect_node
 from weft.platform.vendor import TorchBuild
 from weft.resolve.memory_here import refuse_too_large
-from weft.resolve.planned import choose, planned_for, resources_here
+from weft.resolve.planned import choose, planned_for, resources_here, resources_of_ranks
 from weft.resolve.resolve import Resolved, resolve
 
 INDEX = "https://download.pytorch.org/whl/cu130"
@@ -190,6 +190,17 @@ def test_chips_of_unknown_rates_run_what_the_recipe_says(
     printed = capsys.readouterr().out
     assert "the planner cannot choose a plan for these chips: " in printed
     assert '"device": "cuda"' in printed
+
+
+def test_a_link_that_nobody_knows_is_as_the_others_of_the_machine() -> None:
+    """A chip alone of its kind there is not over a network from the others."""
+    machine = eight("RTX4090", 24.0).nodes[0]
+    odd = replace(machine.chips[0], name="Odd", link_gb_s=None, product_names=())
+    machine = replace(machine, chips=(machine.chips[0], odd))
+    config = load_config("debug", ["compute.device=cuda"]).config
+    known, guessed = resources_of_ranks(config, machine, ["cuda", "cuda"]).chips.view.pools
+    assert known.link_bytes_s == guessed.link_bytes_s == 32e9
+    assert known.network_bytes_s < 32e9
 
 
 def test_a_model_for_which_nothing_fits_is_refused(

@@ -148,7 +148,7 @@ class ChipPool:
         """Of one chip to the others of its node, as printed; alone on its node, it needs none."""
         if self.chip.link_gb_s is not None:
             return self.chip.link_gb_s * 1e9
-        if self.chips_per_node == 1:
+        if self.chips_per_node == 1 and not self.node:
             return self.network_bytes_s
         key = f"chip {self.chip.name}: link_gb_s"
         raise ConfigError(key, None, "a positive number", "The catalogue does not know it.")

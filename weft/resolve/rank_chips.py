@@ -199,13 +199,22 @@ def _part(machine: Machine) -> RankChips:
             overheads={**knowledge.overheads, **own.overheads},
         )
     if len(pools) > 1:
-        pools = [replace(pool, node="machine") for pool in pools]
+        pools = [*_together(pools)]
     return RankChips(
         view=ClusterView(tuple(pools)),
         knowledge=knowledge,
         basis=tuple(dict.fromkeys(basis)),
         is_guess=is_guess,
     )
+
+
+def _together(pools: Sequence[ChipPool]) -> Iterator[ChipPool]:
+    """In one machine: where nobody knows a chip's link, it is as the slowest of the others."""
+    known = [pool.chip.link_gb_s for pool in pools if pool.chip.link_gb_s is not None]
+    slowest = min(known, default=None)
+    for pool in pools:
+        link = slowest if pool.chip.link_gb_s is None else pool.chip.link_gb_s
+        yield replace(pool, node="machine", chip=replace(pool.chip, link_gb_s=link))
 
 
 def _cards(machine: Machine, device: str, chips: Sequence[Chip], count: int) -> Iterator[ChipPool]:
