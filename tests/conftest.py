@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from weft.elastic.pool import ANSWER_S, Job, WorkerPool
-from weft.elastic.processes import PRELOADED, warm_context
+from weft.elastic.processes import COMPILER, PRELOADED, warm_context
 
 forkserver.set_forkserver_preload(list(PRELOADED))  # whichever test is the first to start it
 
@@ -80,6 +80,6 @@ class PatientPool(WorkerPool):
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[WorkerPool]:
-    warm_context([*PRELOADED, "torch._dynamo"])  # recomputing imports it, in 0.6 s of every rank
+    warm_context([*PRELOADED, COMPILER])
     with PatientPool() as pool:
         yield pool

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,9 @@ from weft.config.errors import ConfigError, RunError
 from weft.elastic.crew import Crew
 from weft.elastic.failure import Epoch, Failure, RanksFailedError
 from weft.elastic.pool import WorkerPool
-from weft.elastic.processes import run_ranks
+from weft.elastic.processes import COMPILER, PRELOADED, preloaded, run_ranks
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.train.stop import own_stop
 
 FOREVER_S = 3600.0
@@ -33,6 +36,15 @@ FOREVER_S = 3600.0
 def meet(address: RankAddress) -> Comm:
     torch.set_num_threads(1)
     return join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
+
+
+def test_ranks_that_recompute_fork_with_the_compiler() -> None:
+    """Each would import it by itself."""
+    stage = StagePlan(mesh=Mesh.of((0,)), layers=(0, 1))
+    plan = Plan(num_layers=1, pipelines=(PipelinePlan(stages=(stage,), samples=1, microbatch=1),))
+    assert preloaded(plan) == PRELOADED
+    some = plan.each(lambda stage: replace(stage, recompute="core+full:1"))
+    assert preloaded(some) == (*PRELOADED, COMPILER)
 
 
 def works(address: RankAddress, out: Path) -> None:

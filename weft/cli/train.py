@@ -39,7 +39,7 @@ from weft.config.errors import STOPPED, ConfigError, ConfigErrors, DivergedError
 from weft.config.load import Loaded, explain, to_yaml
 from weft.elastic.failure import RanksFailedError
 from weft.elastic.on_ray import run_on_ray
-from weft.elastic.processes import run_on, run_rank, run_ranks, warm_context
+from weft.elastic.processes import preloaded, run_on, run_rank, run_ranks, warm_context
 from weft.elastic.recovery import Restarts
 from weft.elastic.signals import Asked, interrupted_once
 from weft.report.events import EventLog
@@ -423,7 +423,7 @@ def _start(job: Job, loaded: Loaded, resolved: Resolved) -> int:
     if saved_step(job.out) >= job.last_step and saved_summary(job.out) is not None:
         return _tell_end(job, already=True)
     with RunFolder(job.out) as folder, interrupted_once():
-        context = warm_context()
+        context = warm_context(preloaded(resolved.plan))
         run = partial(_run, job, context, loaded, resolved)
         return _work(job, folder, resolved, differing, run)
 

@@ -29,11 +29,20 @@ from weft.elastic.failure import Epoch, Failure, Moves, RanksFailedError, Recove
 from weft.elastic.process import Machines, ThisMachine
 from weft.elastic.rank_process import Target, found, redirect
 from weft.elastic.signals import Asked
+from weft.plan.plan import Plan
 from weft.train.run_folder import LOGS
 from weft.train.stop import signals_held
 
 PRELOADED = ("weft.elastic.preloaded",)
 """Imported once and before ranks fork."""
+COMPILER = "torch._dynamo"
+"""PyTorch's, which its function that computes activations again imports: 0.9 s of each rank."""
+
+
+def preloaded(plan: Plan) -> tuple[str, ...]:
+    """What the ranks of a plan are to fork with."""
+    recomputes = any(stage.recompute != "off" for _, _, stage in plan.stages())
+    return (*PRELOADED, COMPILER) if recomputes else PRELOADED
 
 
 def warm_context(preload: Sequence[str] = PRELOADED) -> ForkServerContext:
