@@ -19,6 +19,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 """Of processes that tests start: threads that poll for work take the cores from those that have it,
 and a run of one rank with two threads took up to 19 times as long."""
 
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+"""Of PyTorch's compiler, whose processes import it again: each takes longer than what it compiles
+here."""
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so; commands under test must hear Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
