@@ -1,5 +1,6 @@
 """Ranks that have unlike parts of widths: each is priced by its own."""
 
+from itertools import product
 from math import prod
 
 import pytest
@@ -17,12 +18,14 @@ SPEC = SIZES["llama3.2-1b"]
 SHARES = (5, 2, 1)
 BETWEEN = (3, 2, 2)
 """Of eight key heads the first rank has four, and of all else three sevenths."""
+ALIKE = (1, 1, 1)
+"""No weights: the first two have three key heads, and the last one two."""
 
 
 def plan(*shares: int, dp: int = 1, zero: int = 0) -> Plan:
-    ranks = range(dp * len(shares))
+    mesh = Mesh.of(range(dp * len(shares)), dp=dp, tp=len(shares))
     stage = StagePlan(
-        mesh=Mesh.of(ranks, dp=dp, tp=len(shares)).with_shares(tp=shares),
+        mesh=mesh if shares == ALIKE else mesh.with_shares(tp=shares),
         layers=(0, SPEC.num_layers),
         precision="bf16",
         device="cuda",
@@ -42,8 +45,9 @@ def held(rank: int, shares: tuple[int, ...]) -> int:
     return sum(prod(box.size) for each in boxes for box in each)
 
 
-@pytest.mark.parametrize("shares", [SHARES, BETWEEN], ids=str)
-@pytest.mark.parametrize("rank", range(3))
+@pytest.mark.parametrize(
+    ("shares", "rank"), [*product([SHARES, BETWEEN], range(3)), (ALIKE, 0)], ids=str
+)
 def test_parameters_are_those_of_its_boxes(rank: int, shares: tuple[int, ...]) -> None:
     work = choice_of(plan(*shares).pipelines[0], 0, 2048, rank=rank).work
     ends = {"embeds": work.embeds, "predicts": work.predicts}

@@ -134,7 +134,7 @@ def stage_params(
     ``widths``: as of a ``StageWork``.
     """
     split, several = share(axes, "d_ff"), share(axes, "experts")
-    attends, feeds = widths.heads(shape), widths.part
+    attends, feeds = widths.heads(shape, share(axes, "heads")), widths.part
     many = shape.experts.num_experts if shape.experts else 1
     held = ceil(many / several) / many  # by the rank that has most
     dense = experts = 0.0

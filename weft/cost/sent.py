@@ -30,7 +30,7 @@ from weft.cost.sends import (
 from weft.cost.work import (
     ALL_BY_ADAMW,
     DIVISIONS,
-    EVEN,
+    MEAN,
     StageWork,
     StateBytes,
     Training,
@@ -109,8 +109,8 @@ def _inside(
     """
     stage = pipeline.stages[number]
     work = choice_of(pipeline, number, seq_len).work
-    # All ranks together have all heads: widths are a mean.
-    work = work._replace(samples=pipeline.samples / work.share("samples"), widths=EVEN)
+    # All ranks together have all heads.
+    work = work._replace(samples=pipeline.samples / work.share("samples"), widths=MEAN)
     width = width_of(stage.precision)
     many = prod(size for _, size in work.axes)
     calls = pipeline.num_microbatches * stage.passes

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from math import floor, prod
+from math import ceil, floor, prod
 from typing import Literal, NamedTuple, get_args
 
 from weft.axes.axis import Axis
@@ -121,21 +121,27 @@ class Widths(NamedTuple):
     """Weights of all that divide them; empty: each has as much."""
     place: int = 0
     """Of this rank among those."""
+    is_mean: bool = False
+    """All is as of all ranks on average."""
 
     @property
     def part(self) -> float:
         """Of channels and vocabulary, which are cut anywhere."""
         return self.shares[self.place] * len(self.shares) / sum(self.shares) if self.shares else 1.0
 
-    def heads(self, shape: ModelShape) -> float:
-        """Of heads, which go with the key heads that they share: none is cut."""
+    def heads(self, shape: ModelShape, ways: int) -> float:
+        """Of heads that so many divide, which go with the key heads that they share: none of these
+        is cut, as long as each can have one."""
         groups = shape.num_kv_heads or shape.num_heads
-        if not self.shares or not groups:
+        if self.is_mean or not 1 < ways <= groups:
             return self.part
-        return split_by_weight(groups, self.shares)[self.place] * len(self.shares) / groups
+        most = ceil(groups / ways)
+        own = split_by_weight(groups, self.shares)[self.place] if self.shares else most
+        return own * ways / groups
 
 
 EVEN = Widths()
+MEAN = Widths(is_mean=True)
 
 
 class StageWork(NamedTuple):
@@ -205,11 +211,13 @@ class StageWork(NamedTuple):
 
     def heads(self, shape: ModelShape) -> float:
         """Query heads of this rank."""
-        return shape.num_heads / share(self.axes, "heads") * self.widths.heads(shape)
+        ways = share(self.axes, "heads")
+        return shape.num_heads / ways * self.widths.heads(shape, ways)
 
     def kv_heads(self, shape: ModelShape) -> float:
         """Key heads of this rank; none where keys are of low rank."""
-        own = shape.num_kv_heads / share(self.axes, "kv_heads") * self.widths.heads(shape)
+        ways = share(self.axes, "kv_heads")
+        own = shape.num_kv_heads / ways * self.widths.heads(shape, ways)
         return max(own, float(shape.latent is None))
 
     def busiest(self, mixture: ExpertShape) -> float:
