@@ -14,6 +14,7 @@ from report.report_cases import TWO_TO_ONE, make_run
 
 from weft.cli.main import run
 from weft.config.errors import ConfigError
+from weft.plan.mesh import Mesh
 from weft.precision.registry import PRECISIONS
 from weft.report.compare_band import (
     SCALAR_SAFETY,
@@ -198,6 +199,19 @@ def test_settings_plans_and_machines_that_differ_are_listed(tmp_path: Path) -> N
     assert found.plan == (("pipeline 0: microbatch", "4", "8"),)
     assert found.environment == (("torch", "2.13.0", "2.11.0"),)
     assert found.ok, "unlike settings are said, not judged"
+
+
+def test_meshes_are_told_as_people_write_them(tmp_path: Path) -> None:
+    mesh = Mesh.of(range(2), tp=2)
+    line = TWO_TO_ONE.pipelines[0]
+    line = replace(line, stages=(replace(line.stages[0], mesh=mesh),))
+    plan = replace(TWO_TO_ONE, pipelines=(line,))
+    unlike = plan.each(lambda stage: replace(stage, mesh=mesh.with_shares(tp=(3, 1))))
+    texts = plan.to_json(), unlike.to_json()
+    a, b = (
+        make(tmp_path, name, fall, plan_text=text) for name, text in zip("ab", texts, strict=True)
+    )
+    assert compare_runs(a, b).plan == (("pipeline 0, stage 0: mesh", "tp 2", "tp 2 (3:1)"),)
 
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:

@@ -291,7 +291,8 @@ def _plan_facts(plan: Plan) -> Iterable[tuple[str, object]]:
             if made:
                 yield f"{where}: {name}", list(made)
         for s, stage in enumerate(pipeline.stages):
-            for name, value in asdict(stage).items():
+            there = {"ranks": list(stage.mesh.ranks), "mesh": " x ".join(stage.mesh.words)}
+            for name, value in (asdict(stage) | there).items():
                 yield f"{where}, stage {s}: {name}", value
 
 
