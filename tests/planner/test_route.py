@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import accumulate, islice
 from math import inf
 from random import Random
 
@@ -15,7 +15,7 @@ from weft.plan.plan import ScheduleName
 from weft.planner.search import route as route_module
 from weft.planner.search.bounds import bounds_of
 from weft.planner.search.choice import plan_of
-from weft.planner.search.route import TOGETHER, Route
+from weft.planner.search.route import TOGETHER, Route, most_for
 from weft.planner.search.splits import explore, has_place, splits
 from weft.schedules.border_memory import borders_at_peak
 from weft.schedules.known import Pattern, held_at_peak, schedule_of_pattern
@@ -185,6 +185,26 @@ def test_more_microbatches_have_no_more_at_borders(pattern: Pattern) -> None:
     every = borders_at_peak(replace(pattern, lists=lists))
     far = [many - real for many, real in zip(borders_at_peak(pattern), every, strict=True)]
     assert far == [0] * len(far) or (pattern.name == "zb-v" and {*far} == {0, 1})
+
+
+def test_the_most_layers_for_a_budget_are_found_in_few_looks() -> None:
+    """Against all of them, where layers need unlike much, nothing, or have no room on the host."""
+    rng = Random(0)
+    for _ in range(300):
+        steps = rng.choices((0.0, 1.0, 1.0, 1.0, 30.0, inf), (2, 4, 4, 4, 1, 0.2), k=128)
+        needs = list(accumulate(steps, initial=rng.random()))
+        budget, asked = rng.uniform(0, 300), list[int]()
+
+        def need(layers: int, needs: list[float] = needs, asked: list[int] = asked) -> float:
+            asked.append(layers)
+            return needs[layers]
+
+        found = most_for(need, budget, 128)
+        assert found == sum(each <= budget for each in needs) - 1
+        assert len(asked) == len({*asked})
+    looked: dict[int, float] = {}
+    assert most_for(lambda n: looked.setdefault(n, 3.0 * n + 10), 100, 128) == 30
+    assert len(looked) == 4
 
 
 def test_the_best_split_of_all_is_found() -> None:

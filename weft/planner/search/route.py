@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -211,8 +210,7 @@ class Route:
             key = rank, peak, self.course.ends[mesh]
             if key not in rooms:
                 needed = partial(self.bytes, mesh)
-                budget = self.costs.budgets[rank.pool]
-                rooms[key] = bisect_right(range(most + 1), budget, key=needed) - 1
+                rooms[key] = most_for(needed, self.costs.budgets[rank.pool], most)
             result.append(rooms[key])
         return result
 
@@ -245,3 +243,22 @@ class Route:
     def _held(self, stage: int, layers: int) -> Held:
         """What a stage holds with so many layers."""
         return Held(layers, stage == 0, stage == self.course.num_stages - 1)
+
+
+def most_for(needed: Callable[[int], float], budget: float, most: int) -> int:
+    """The most layers, of ``most``, that need no more than a budget; -1 where not even none do.
+
+    Where more need more: looked for first where they would be if each needed as much.
+    """
+    ends = [(0, needed(0)), (most, needed(most))]
+    if ends[0][1] > budget:
+        return -1
+    while ends[1][1] > budget:
+        (low, least), (high, all_of_it) = ends
+        if high == low + 1:
+            return low
+        part = 0.5 if all_of_it == inf else (budget - least) / (all_of_it - least)
+        middle = min(max(low + 1, low + int(part * (high - low))), high - 1)
+        there = middle, needed(middle)
+        ends[there[1] > budget] = there
+    return ends[1][0]
