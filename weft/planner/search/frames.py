@@ -84,6 +84,10 @@ class Frame(NamedTuple):
         filled_s = self.num_layers * many * (1 - rest) / together
         return max(self.stretch * filled_s, samples * self.late_s)
 
+    def is_slow(self, samples: int, schedules: Sequence[ScheduleName], cutoff: float) -> bool:
+        """A step takes at least as long; most are told by what is quickly known."""
+        return samples * self.late_s >= cutoff or self.least_s(samples, schedules) >= cutoff
+
     def waits(self, samples: int, schedules: Sequence[ScheduleName]) -> float:
         """Part of its time for a microbatch by which each mesh delays all that are further from the
         ends: until the first microbatch is down, and until the last is up."""

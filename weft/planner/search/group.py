@@ -127,7 +127,7 @@ class Group:
             for number, frame in enumerate(frames):
                 free = first and number < UNCUT
                 schedules = self._schedules(frame, first=first)
-                if not free and frame.least_s(samples, schedules) >= cutoff:
+                if not free and frame.is_slow(samples, schedules, cutoff):
                     slow.append(frame)
                     continue
                 if self.ledger.effort > enough():

@@ -238,6 +238,7 @@ class SearchRun:
         self._alike: Meshes | None = None
         self._meshes = cache(self._meshes_of)
         self._group = cache(lambda pools, *kind: Group(self._meshes(*kind), pools, self.ledger))
+        self._missed: set[tuple[Group, Kept]] = set()
         self._found: list[Lines] = []
 
     def _costs_of(self, domains: bool, many: int, sites: tuple[int, ...]) -> Costs:
@@ -436,7 +437,7 @@ class SearchRun:
         least = self.relaxed.per_sample_s if self.relaxed else lambda _: 0.0
         pools = [group.pools for group in groups]
         weights, least_s = [*map(self._speed, pools)], [*map(least, pools)]
-        beside = Beside(groups, weights, least_s, kept)
+        beside = Beside(groups, weights, least_s, kept, self._missed)
         for timed in shared(beside, self.samples, lambda: times * self.cutoff, worth):
             self._add(timed)
 

@@ -28,6 +28,8 @@ class Beside(NamedTuple):
     per_sample_s: Sequence[float]
     """Of each, at least."""
     kept: Kept
+    missed: set[tuple[Group, Kept]]
+    """Those that were not worth it when they were last asked, whatever was beside them."""
 
 
 def shared(
@@ -38,9 +40,10 @@ def shared(
 
     Args:
         enough: Seconds up to which a pipeline is looked for, as much as is known by then.
-        worth: And a share better than a first one.
+        worth: And a share better than a first one. Where it is known, pipelines are not looked for
+            beside one that takes longer.
     """
-    trial = _Trial(beside, enough)
+    trial = _Trial(beside, enough, worth)
     shares = by_speed(samples, beside.weights)
     while tuple(shares) not in trial.tried and len(trial.tried) < MOST_ROUNDS:
         timed = trial.of(shares)
@@ -59,8 +62,8 @@ def shared(
 class _Trial:
     """Shares that were tried, each once."""
 
-    def __init__(self, beside: Beside, enough: Callable[[], float]) -> None:
-        self.beside, self.enough = beside, enough
+    def __init__(self, beside: Beside, enough: Callable[[], float], worth: float) -> None:
+        self.beside, self.enough, self.worth = beside, enough, worth
         self.tried: dict[tuple[int, ...], list[Timed]] = {}
         self._best = cache(self._best_of)
 
@@ -68,9 +71,23 @@ class _Trial:
         return self.beside.groups[number].best(share, self.enough(), self.beside.kept)
 
     def of(self, shares: Sequence[int]) -> list[Timed]:
-        """The fastest pipelines with these; none where one has none."""
-        found = _all([self._best(*each) for each in enumerate(shares)])
+        """The fastest pipelines with these; none where one has none, or none that is worth it."""
+        asked = [] if self.worth == inf else self._slowest_first()
+        enough = all(self._is_worth(number, shares[number]) for number in asked)
+        found = _all([self._best(*each) for each in enumerate(shares)]) if enough else []
         return self.tried.setdefault(tuple(shares), found)
+
+    def _slowest_first(self) -> list[int]:
+        """But before all others those that were not worth it before."""
+        groups, weights, _, kept, missed = self.beside
+        fine = [(group, kept) not in missed for group in groups]
+        return sorted(range(len(groups)), key=lambda number: (fine[number], weights[number]))
+
+    def _is_worth(self, number: int, share: int) -> bool:
+        timed, key = self._best(number, share), (self.beside.groups[number], self.beside.kept)
+        is_worth = timed is not None and timed.seconds < self.worth
+        (self.beside.missed.discard if is_worth else self.beside.missed.add)(key)
+        return is_worth
 
     def faster(self, samples: int) -> Iterator[list[Timed]]:
         """Of all other shares, what is faster than is enough."""
