@@ -55,7 +55,8 @@ MOST_COURSES = 1 << 10
 UNFIT = 8
 """Times as much effort while nothing that was looked at fits."""
 UNCUT = 2
-"""Frames of every group that are explored, with the first schedule, whatever else is known."""
+"""Frames of every group that are explored, with the first schedule, whatever else is known: where
+less than the best is of interest too."""
 BEATEN = "ZeRO: another level takes no longer and needs less memory"
 NO_FASTER = "domains: with others it takes no longer and needs no more memory"
 
@@ -111,12 +112,15 @@ class Group:
         kept: Kept | None = None,
         *,
         effort: int | None = None,
+        uncut: int = UNCUT,
     ) -> Timed | None:
         """The fastest pipeline for so many samples; where a step takes ``cutoff`` or more, the
         fastest of the few that are looked at whatever is known.
 
-        ``cutoff`` counts that the last of many ranks is late. ``kept``: how all stages keep what
-        they hold; None leaves it open.
+        Args:
+            cutoff: Counts that the last of many ranks is late.
+            kept: How all stages keep what they hold; None leaves it open.
+            uncut: Frames that are looked at whatever is known.
         """
         frames = self._frames(samples, cutoff)
         best: Timed | None = None
@@ -125,7 +129,7 @@ class Group:
             enough = self._enough(kept, effort or self.options.effort)
             slow, left = [], []
             for number, frame in enumerate(frames):
-                free = first and number < UNCUT
+                free = first and number < uncut
                 schedules = self._schedules(frame, first=first)
                 if not free and frame.is_slow(samples, schedules, cutoff):
                     slow.append(frame)

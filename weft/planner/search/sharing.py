@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from weft.plan.tiling import split_by_weight
 from weft.planner.search.choice import Timed
-from weft.planner.search.group import Group, Kept
+from weft.planner.search.group import UNCUT, Group, Kept
 
 MOST_ROUNDS = 3
 MOST_MOVES = 64
@@ -68,7 +68,8 @@ class _Trial:
         self._best = cache(self._best_of)
 
     def _best_of(self, number: int, share: int) -> Timed | None:
-        return self.beside.groups[number].best(share, self.enough(), self.beside.kept)
+        uncut = UNCUT if self.worth == inf else 0
+        return self.beside.groups[number].best(share, self.enough(), self.beside.kept, uncut=uncut)
 
     def of(self, shares: Sequence[int]) -> list[Timed]:
         """The fastest pipelines with these; none where one has none, or none that is worth it."""
