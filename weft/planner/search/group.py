@@ -122,7 +122,7 @@ class Group:
             kept: How all stages keep what they hold; None leaves it open.
             uncut: Frames that are looked at whatever is known.
         """
-        frames = self._frames(samples, cutoff)
+        frames = self._frames(samples, cutoff, shown=uncut > 0)
         best: Timed | None = None
         least, took = inf, dict[int, float]()
         for first in (True, False):
@@ -183,8 +183,8 @@ class Group:
         sections = self.costs.apart(frame.sections).get(kept.apart, ())
         return bool(sections) and all(kept.level in self._useful(each) for each in sections)
 
-    def _frames(self, samples: int, cutoff: float) -> list[Frame]:
-        """Most promising first. Those of a like share will do."""
+    def _frames(self, samples: int, cutoff: float, *, shown: bool) -> list[Frame]:
+        """Most promising first. Those of a like share will do. ``shown``: so are slower ones."""
         known = self._known
         if (
             known is None
@@ -195,7 +195,7 @@ class Group:
             space = Space(self.meshes, samples, fewest)
             slowest = cutoff / fewest
             if len(self.pools) == 1:
-                slowest *= SLOWER_TO_SHOW
+                slowest *= SLOWER_TO_SHOW if shown else 1
                 frames = list(space.alone(self.pools[0], slowest))
             else:
                 frames = space.mixed(self.pools, slowest)

@@ -141,6 +141,12 @@ def evened(groups: Sequence[Group], chosen: Sequence[Timed], shares: Sequence[in
     """
     again = cache(lambda number, share: groups[number].again(chosen[number].line, share))
     found = _all([again(number, share) for number, share in enumerate(shares)])
+
+    def is_faster(number: int, fewer: int) -> bool:
+        """With so many samples less; else nothing is to be had from where they go."""
+        with_less = again(number, found[number].line.samples - fewer)
+        return with_less is not None and with_less.seconds < found[number].seconds
+
     for _ in range(MOST_MOVES if found else 0):
         slowest = max(range(len(found)), key=lambda number: found[number].seconds)
         moves = [
@@ -150,7 +156,7 @@ def evened(groups: Sequence[Group], chosen: Sequence[Timed], shares: Sequence[in
             ]
             for taker in range(len(found))
             for many in {1, _ways(found[slowest]), _ways(found[taker])}
-            if taker != slowest
+            if taker != slowest and is_faster(slowest, many)
         ]
         best = min(filter(None, map(_all, moves)), key=_longest, default=[])
         if not best or _longest(best) >= _longest(found):
