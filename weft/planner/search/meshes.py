@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from weft.axes.registry import AXES
 from weft.cost.memory import StageMemory
+from weft.cost.times import StageTimes
 from weft.cost.work import Axes, share
 from weft.models.registry import dims_of_model
 from weft.plan.plan import Recompute, ZeroLevel
@@ -25,7 +26,7 @@ from weft.planner.search.choice import (
     nodes_for,
     num_ranks,
 )
-from weft.planner.search.costs import Costs, Held
+from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.validate import why_not
 from weft.planner.whole_blocks import cut_block
 
@@ -67,6 +68,9 @@ class Meshes:
         self.inner: Callable[[int], list[Axes]] = cache(self._inner_that_runs)
         """Every combination of sizes, of a pool, that can be run."""
         self.speeds: Callable[[int, int], list[tuple[float, Section]]] = cache(self._speeds)
+        self.layer_times: Callable[[int, Axes, Recompute, int], tuple[Rank, StageTimes]] = cache(
+            self._layer_times_of
+        )
         self.unit: Callable[[int, Axes, Recompute, int], Unit] = cache(self._unit_of)
         self.activations = cache(self._activations_of)
         self.state = cache(self._state_of)
@@ -74,7 +78,7 @@ class Meshes:
         if alike is not None:
             self.runs, self.allowed_inner, self.inner = alike.runs, alike.allowed_inner, alike.inner
             self.speeds, self.unit, self.activations = alike.speeds, alike.unit, alike.activations
-            self.counts = alike.counts
+            self.layer_times, self.counts = alike.layer_times, alike.counts
 
     def _speeds(self, pool: int, micro: int) -> list[tuple[float, Section]]:
         """Layers a second, if there were memory for them and each mesh worked on a microbatch of
@@ -87,13 +91,19 @@ class Meshes:
 
     def _unit_of(self, pool: int, inner: Axes, recompute: Recompute, b: int) -> Unit:
         """Of ``b`` samples a rank."""
-        per_node = self.costs.pools[pool].chips_per_node
-        section = Section(pool, inner, 1, recompute)
-        rank = self.costs.rank(pool, per_node, self.costs.without_ways(section, b))
-        layer = self.costs.more_layers(rank, 1)
+        rank, layer = self.layer_times(pool, inner, recompute, b)
         ends = Held(0, True, False), Held(0, False, True)
         embed, head = (self.costs.times(rank, held) for held in ends)
         return Unit(layer.whole_s, embed.whole_s, head.whole_s, layer.forward_s)
+
+    def _layer_times_of(
+        self, pool: int, inner: Axes, recompute: Recompute, b: int
+    ) -> tuple[Rank, StageTimes]:
+        """A rank of ``unit``, and what it takes for a layer."""
+        per_node = self.costs.pools[pool].chips_per_node
+        section = Section(pool, inner, 1, recompute)
+        rank = self.costs.rank(pool, per_node, self.costs.without_ways(section, b))
+        return rank, self.costs.more_layers(rank, 1)
 
     def _activations_of(
         self, pool: int, inner: Axes, recompute: Recompute, b: int
@@ -129,7 +139,8 @@ class Meshes:
             if not counts:
                 continue
             axes = mesh_axes(same, inner)
-            layer_s = [self.unit(pool, inner, r, -(-micro // ways))[0] for r in recompute]
+            each = -(-micro // ways)
+            layer_s = [self.layer_times(pool, inner, r, each)[1].whole_s for r in recompute]
             for meshes in counts:
                 for how, seconds in zip(recompute, layer_s, strict=True):
                     yield meshes / seconds, Section(pool, axes, meshes, how)
