@@ -6,9 +6,8 @@ it the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, cached_property, partial
 from itertools import pairwise
 
 from weft.cluster.view import ClusterView, Reach
@@ -122,13 +121,13 @@ class Course:
     @cached_property
     def borders(self) -> list[BorderTimes]:
         """Between stages ``s`` and ``s + 1``."""
-        return [self._border(*sides) for sides in self.sides]
-
-    def _border(self, here: int, there: int, reach: Reach, far: Far | None) -> BorderTimes:
-        if here == there:
-            return _NOTHING
-        ranks = self.ranks[here], self.ranks[there]
-        return self.costs.border(ranks, self.sizes, reach=reach, far=far)
+        between = cache(partial(self.costs.border, sizes=self.sizes))  # most are alike
+        return [
+            between((self.ranks[here], self.ranks[there]), reach=reach, far=far)
+            if here != there
+            else _NOTHING
+            for here, there, reach, far in self.sides
+        ]
 
     @cached_property
     def largest_message(self) -> float:
@@ -154,16 +153,20 @@ class Course:
             num_layers=self.costs.num_layers,
         )
 
-    @cached_property
-    def bounds(self) -> Callable[[int, tuple[int, ...]], Bounds]:
+    def bounds(self, samples: int, in_flight: tuple[int, ...]) -> Bounds:
         """Of a step with so many samples and microbatches in flight, where meshes have the fewest
         layers; asked several times in a row."""
-
-        def found(samples: int, in_flight: tuple[int, ...]) -> Bounds:
+        key, known = (samples, in_flight), self._known_bounds
+        if key not in known:
+            known.clear()
             line = replace(self.line, samples=samples, in_flight=in_flight)
-            return bounds_of(self.flow(line), self.least)
+            known[key] = bounds_of(self.flow(line), self.least)
+        return known[key]
 
-        return lru_cache(maxsize=2)(found)
+    @cached_property
+    def _known_bounds(self) -> dict[tuple[int, tuple[int, ...]], Bounds]:
+        """The last."""
+        return {}
 
     @cached_property
     def _meshes(self) -> list[MeshTimes]:

@@ -123,14 +123,14 @@ class Route:
     @cached_property
     def _of_stage(self) -> Callable[[int, int], StageTimes]:
         """Of a stage with so many layers; with a smaller last microbatch where there is one."""
-        micro, last = self.course.sizes
-        rank_of = self._by_stage(self.ranks)
+        costs, (micro, last) = self.costs, self.course.sizes
+        rank_of, end = self._by_stage(self.ranks), self.course.num_stages - 1
 
-        def found(stage: int, layers: int) -> StageTimes:
-            rank, held = rank_of[stage], self._held(stage, layers)
+        def found(stage: int, layers: int) -> StageTimes:  # knows no route: that would be a ring
+            rank, held = rank_of[stage], Held(layers, stage == 0, stage == end)
             if last == micro:
-                return self.costs.times(rank, held)
-            return self.costs.ragged(rank, rank.most(last), held)
+                return costs.times(rank, held)
+            return costs.ragged(rank, rank.most(last), held)
 
         return cache(found)
 
