@@ -1,6 +1,9 @@
 """Samples of pipelines side by side: no other share of the same pipelines is faster."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any, cast
 
 import pytest
 
@@ -9,7 +12,9 @@ from weft.cluster.view import ChipPool, ClusterView
 from weft.models.llama.sizes import SIZES
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import search
-from weft.planner.search.sharing import by_speed
+from weft.planner.search.choice import Line, Section, Timed, mesh_axes
+from weft.planner.search.group import Group, Kept
+from weft.planner.search.sharing import Beside, by_speed, shared
 
 SAME = 1 + 1e-9
 
@@ -19,6 +24,40 @@ def test_every_pipeline_begins_with_a_sample(total: int) -> None:
     """Rounding up the slow ones takes more than the fastest has to give."""
     shares = by_speed(total, (6, 1, 6, 1))
     assert sum(shares) == total and min(shares) >= 1
+
+
+@dataclass(eq=False)
+class Asked:
+    """A group whose pipelines take so long for a sample."""
+
+    each_s: float
+    shares: list[int] = field(default_factory=list)
+
+    def best(self, samples: int, _cutoff: float, _kept: Kept, **_: object) -> Timed:
+        self.shares.append(samples)
+        line = Line((Section(0, mesh_axes(1, ()), 1),), 1, "1f1b", (1,), samples)
+        return Timed(self.each_s * samples, line)
+
+    def again(self, line: Line, samples: int) -> Timed:
+        return Timed(self.each_s * samples, replace(line, samples=samples))
+
+
+def test_nothing_is_looked_for_beside_what_is_not_worth_it() -> None:
+    """The slow one is asked first, and then what was too slow for others."""
+    fast, middle, slow = groups = Asked(0.5), Asked(1.0), Asked(9.0)
+    missed: set[Any] = set()
+
+    def look(groups: tuple[Asked, ...], weights: list[int], worth: float) -> list[list[Timed]]:
+        kept, each = Kept("", 0), cast("tuple[Group, ...]", groups)
+        beside = Beside(each, weights, [0.0] * len(each), kept, missed)
+        return list(shared(beside, 80, cast("Callable[[], float]", lambda: inf), worth))
+
+    assert look(groups, [4, 3, 1], 50.0) == []
+    assert [len(each.shares) for each in groups] == [0, 0, 1]
+    assert look((fast, slow), [1, 4], 50.0) == []
+    assert [len(each.shares) for each in groups] == [0, 0, 2], "it was too slow before"
+    assert look((fast, middle), [1, 1], 50.0) and fast.shares and middle.shares
+    assert look((middle, slow), [1, 1], inf), "where nothing is known all are asked"
 
 
 @pytest.mark.parametrize("samples", [50, 73])
