@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import pairwise, product
 from math import factorial, prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -320,8 +320,13 @@ class Space:
         """Above a dozen, the most, powers of two, and the largest divisor of the samples."""
         if most <= ALL_UP_TO:
             return list(range(1, most + 1))
-        divisors = [n for n in range(1, most + 1) if self.samples % n == 0]
-        return sorted({*powers(most), most - 1, most, divisors[-1]})
+        divisor = max(n for n in self._divisors if n <= most)
+        return sorted({*powers(most), most - 1, most, divisor})
+
+    @cached_property
+    def _divisors(self) -> list[int]:
+        """Of the samples."""
+        return [n for n in range(1, self.samples + 1) if self.samples % n == 0]
 
 
 @lru_cache(maxsize=1 << 8)
