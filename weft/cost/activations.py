@@ -245,6 +245,8 @@ def sends_away(work: StageWork) -> bool:
 def stage_away(shape: ModelShape, work: StageWork, *tiers: str) -> float:
     """Bytes that a whole stage sends elsewhere of one microbatch on one rank; to these tiers, where
     any are given."""
+    if not sends_away(work):
+        return 0.0
     return sum(
         number * layer_away(shape, each, *tiers, **kind._asdict())
         for each, kind, number in layers_alike(shape, work)
