@@ -7,7 +7,7 @@ ended. Policies differ in the order of their wishes and in how many activations 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,9 +31,9 @@ class Position:
     """Stages it holds, in model order."""
     num_microbatches: int
     done: list[Action] = field(default_factory=list)
-    counts: Counter[tuple[Kind, int]] = field(default_factory=Counter)
+    counts: defaultdict[tuple[Kind, int], int] = field(default_factory=lambda: defaultdict(int))
     """Actions done, by kind and stage. Each kind takes the microbatches of a stage in order."""
-    totals: Counter[Kind] = field(default_factory=Counter)
+    totals: defaultdict[Kind, int] = field(default_factory=lambda: defaultdict(int))
 
     def next(self, kind: Kind, stage: int) -> list[Action]:
         """The next action of this kind on a stage, or none when all are done."""
@@ -41,9 +41,10 @@ class Position:
         return [Action(kind, stage, microbatch)] if microbatch < self.num_microbatches else []
 
     def add(self, action: Action) -> None:
+        kind, stage, _ = action
         self.done.append(action)
-        self.counts[action.kind, action.stage] += 1
-        self.totals[action.kind] += 1
+        self.counts[kind, stage] += 1
+        self.totals[kind] += 1
 
 
 def play(
