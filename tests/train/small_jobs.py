@@ -18,6 +18,8 @@ SMALL = [
     f"train.steps={STEPS}",
     *["train.eval_samples=4", "sample.prompts=[]", "metrics.report=false"],
 ]
+NARROW = ["model.d_model=64", "model.d_ff=128", "model.d_head=16"]
+"""Layers half as wide as the recipe's, where nothing is timed."""
 LAPTOP = Node(
     host="laptop", cpu="some", cores=2, memory_gib=16, cpu_bf16=False, chips=(), problems=()
 )

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from train.small_jobs import job
+from train.small_jobs import NARROW, job
 from train.test_balance import EVERY, at_speeds, rows
 from train.test_life import live
 
@@ -35,6 +35,7 @@ def asked(folder: Path) -> list[str]:
     lines = [json.dumps({"text": each[: round(5 * 100 ** drawn.random())]}) for each in documents]
     text.write_text("\n".join(lines))
     return [
+        *NARROW,
         f"data.path={text}",
         f"data.cache_dir={folder / 'cache'}",
         "data.tokenizer=bytes",
