@@ -38,6 +38,8 @@ class Row:
     """Of a microbatch, for each rank."""
     seq_len: int = 256
     layers: int = 4
+    d_model: int = 128
+    """Twice as many where buckets, or chunks of tokens, are small beside what is counted."""
 
     def plan(self) -> Plan:
         axes = {"dp": self.ranks} if self.ranks > 1 else {}
@@ -57,8 +59,9 @@ class Row:
     def rehearsal(self, folder: str) -> Rehearsal:
         spec = next(iter(FAMILIES[self.family].sizes.values())).reduced()
         kv_heads = 4 if self.family == "llama" else 8
-        spec = replace(spec, num_layers=self.layers, d_model=256, d_ff=512, num_heads=8)
-        spec = replace(spec, num_kv_heads=kv_heads, d_head=32, dropout=0.1 * (kv_heads == 8))
+        spec = replace(spec, num_layers=self.layers, num_heads=8)
+        spec = replace(spec, d_model=self.d_model, d_ff=2 * self.d_model, d_head=self.d_model // 8)
+        spec = replace(spec, num_kv_heads=kv_heads, dropout=0.1 * (kv_heads == 8))
         spec = replace(spec, seq_len=self.seq_len)
         return Rehearsal(
             spec=spec, optim=AdamWConfig(state_folder=folder), seq_len=self.seq_len, seed=1
@@ -71,11 +74,11 @@ MADE_AGAIN = (
 )  # fmt: skip
 ROWS = [
     *(Row(recompute=text) for text in MADE_AGAIN),
-    Row(recompute="full+chunks", samples=10, layers=8),
+    Row(recompute="full+chunks", samples=10, layers=8, d_model=256),
     Row(recompute="off", family="gpt2"),
     Row(recompute="attention+activation", family="gpt2"),
     Row(recompute="full", precision="bf16", samples=1, seq_len=64),
-    *(Row(ranks=2, zero=level, layers=8) for level in (0, 1, 2, 3)),
+    *(Row(ranks=2, zero=level, layers=8, d_model=256) for level in (0, 1, 2, 3)),
     Row(ranks=2, zero=3, layers=8, recompute="core+full:2"),
     Row(state_tier="disk"),
     Row(precision="bf16", param_tier="disk", seq_len=128),
