@@ -10,7 +10,10 @@ from weft.train.job import Job
 
 STEPS = 4
 CHANGED_AT = 2
+NARROW = ["model.d_model=64", "model.d_ff=128", "model.d_head=16"]
+"""Layers half as wide as the recipe's."""
 SMALL = [
+    *NARROW,
     "batch.samples=4",
     "batch.micro=1",
     "data.seq_len=32",
@@ -18,8 +21,6 @@ SMALL = [
     f"train.steps={STEPS}",
     *["train.eval_samples=4", "sample.prompts=[]", "metrics.report=false"],
 ]
-NARROW = ["model.d_model=64", "model.d_ff=128", "model.d_head=16"]
-"""Layers half as wide as the recipe's, where nothing is timed."""
 LAPTOP = Node(
     host="laptop", cpu="some", cores=2, memory_gib=16, cpu_bf16=False, chips=(), problems=()
 )

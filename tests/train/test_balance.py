@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train.small_jobs import LAPTOP, NARROW, SMALL, job
+from train.small_jobs import LAPTOP, SMALL, job
 from train.test_life import live
 
 from weft.cluster.cluster import Cluster
@@ -71,7 +71,6 @@ def test_a_checkpoint_of_another_plan_says_nothing() -> None:
 
 ASKED = [
     *SMALL,
-    *NARROW,
     "batch.samples=12",
     "batch.micro=2",
     "compute.precision=fp64",
