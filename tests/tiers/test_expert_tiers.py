@@ -26,6 +26,7 @@ from weft.data.synthetic import SyntheticDataset
 from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.failure import RanksFailedError
 from weft.elastic.pool import WorkerPool
+from weft.elastic.processes import warm_context
 from weft.memory.kept import is_apart
 from weft.memory.residents import Residents, Visits
 from weft.models.decoder_spec import DecoderSpec
@@ -222,8 +223,8 @@ def test_four_times_the_memory_trains_the_same(
     for number, (tier, most) in enumerate([*asked, ("disk", MOST + SLACK)]):
         here, there = multiprocessing.Pipe()
         address = RankAddress(rank=0, world_size=1, local_rank=0, store_file=tmp_path / str(number))
-        spawned = multiprocessing.get_context("spawn")
-        process = spawned.Process(target=answered, args=(there, address, tier, most))
+        context = warm_context() if most is None else multiprocessing.get_context("spawn")
+        process = context.Process(target=answered, args=(there, address, tier, most))
         process.start()
         there.close()
         found.append(here.recv())
