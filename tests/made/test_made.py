@@ -16,6 +16,7 @@ from weft.plan.plan import PipelinePlan
 from weft.schedules.registry import SCHEDULES, schedule_of
 from weft.schedules.validity import prove
 from weft.simulate.made.beam import Rule, follow
+from weft.simulate.made.least import least_s
 from weft.simulate.made.make import Making, make
 from weft.simulate.play import simulate_plan
 
@@ -44,10 +45,16 @@ def test_any_instance_ends_keeps_to_the_room_and_is_no_slower(seed: int) -> None
     ended = Clock(schedule, making.stages, making.borders).run()
     step_s = max(end for _, end in ended.values())
     assert simulate_plan(plan, making.stages, making.borders).step_s == step_s
+    assert bound(making) <= step_s * (1 + 1e-9)
     named = [replace(before, schedule=name) for name in making.alike()]
     for each in named:
         if fits(each, making.room):
             assert step_s <= simulate_plan(each, making.stages, making.borders).step_s
+
+
+def bound(making: Making) -> float:
+    """Below every order, backward whole or in halves."""
+    return least_s(making.shop(making.room, split=True).tables())
 
 
 def fits(plan: PipelinePlan, room: tuple[int, ...]) -> bool:
@@ -66,9 +73,27 @@ def test_small_ones_are_nearly_as_good_as_the_best_of_all_orders() -> None:
         found = making.seconds(make(making))
         least = small.shortest(int(found))
         distances.append(found / least - 1)
+        own = [replace(border, is_shared=False) for border in making.borders]
+        tables = replace(making, borders=own).shop(making.room, split=small.split).tables()
+        assert least_s(tables) <= least
         if seed < 6:
             assert small.shortest(10**9) == least  # not only where it is told
     assert mean(distances) <= 0.01 and max(distances) <= 0.05
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_slow_border_bounds_every_order(is_shared: bool) -> None:
+    """By hand: what goes down it, or by one port what goes both ways from the middle of three."""
+    many, way = 4, BorderTimes(transfer_s=10.0, latency_s=5.0, is_shared=is_shared)
+    making = even("1f1b", 3, many, (many,) * 3)
+    making = replace(making, borders=[way, way])
+    tables = making.shop(making.room, split=False).tables()
+    there, back = 1 + 10 + 5, 2 + 10 + 5
+    own = there + (1 + many * 10 + 5) + (1 + 2) + back + back
+    port = there + (1 + 2 * many * 10 + 5) + 2  # the last goes up
+    assert least_s(tables) == (max(own, port) if is_shared else own)
+    whole = replace(making, names=("1f1b", "gpipe"))
+    assert least_s(tables) <= whole.seconds(make(whole))
 
 
 def test_many_microbatches_take_what_few_say() -> None:

@@ -75,4 +75,5 @@ def _making(candidate: Candidate, number: int, problem: Problem, *, fits: bool) 
         room=tuple(max(n, int(min(room))) for n, *room in zip(held, *both, strict=True)),
         names=names,
         budget=BUDGET,
+        worth=ENOUGH,
     )

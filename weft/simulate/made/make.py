@@ -18,6 +18,7 @@ from weft.schedules.notation import write
 from weft.schedules.registry import SCHEDULES, by_preference
 from weft.simulate.made.beam import RULES, Rule, beam, follow
 from weft.simulate.made.board import Board, Shop, Tables
+from weft.simulate.made.least import least_s
 from weft.simulate.play import last_size
 from weft.simulate.tape import tape_of
 
@@ -48,6 +49,8 @@ class Making:
     names: tuple[str, ...]
     """Schedules that may be taken; a single one is kept to, but for numbers in flight."""
     budget: int = BUDGET
+    worth: float = WORTH
+    """Part of its time that the pipeline has to save at least, or no order is looked for."""
 
     def seconds(self, pipeline: PipelinePlan) -> float:
         last = last_size(pipeline.samples, pipeline.microbatch)
@@ -111,8 +114,7 @@ def make(making: Making) -> PipelinePlan:
         return best
     seconds = making.seconds(best) if making.fits(best) else inf
     splits = any(SCHEDULES[name].splits_backward for name in making.alike())
-    least, _ = Board(making.shop(making.room, split=splits).tables()).bound()
-    if seconds * (1 - WORTH) <= least:
+    if seconds * (1 - making.worth) <= least_s(making.shop(making.room, split=splits).tables()):
         return best
     for other in _orders(making):
         worth = WORTH if other.in_flight or other.lists else 0.0
