@@ -80,10 +80,19 @@ def test_fewer_samples_have_no_more_in_flight_than_there_are() -> None:
 
 def test_numbers_in_flight_count_as_candidates() -> None:
     asked = problem(1)
-    few = replace(asked.options, effort=100)
+    few = replace(asked.options, effort=10_000)
     found = search(replace(asked, options=few, workload=replace(asked.workload, samples=16)))
     assert any(each.plan.pipelines[0].in_flight for each in (found.best, *found.others))
     assert found.considered == found.simulated + found.pruned.total
+
+
+def test_pipelines_that_look_worse_than_thousands_are_looked_at() -> None:
+    """With as much effort for both kinds together as for one, none of those through both was
+    reached that beats four H100 alone, 1.497 s."""
+    asked = problem(1)
+    found = search(replace(asked, workload=replace(asked.workload, samples=16)))
+    assert {pool.chip.name for pool in found.best.cluster.pools} == {"H100-SXM5-80GB", "L40S"}
+    assert found.best.time.step_s < 1.3
 
 
 def test_borders_carry_full_microbatches_before_a_smaller_last_one() -> None:

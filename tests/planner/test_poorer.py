@@ -53,6 +53,14 @@ def test_many_that_do_not_fit_are_no_reason_to_look_no_further() -> None:
     assert found.best.time.step_s < 66
 
 
+def test_plans_that_are_called_the_same_are_refined_each() -> None:
+    """With less memory another size of microbatch is first, which a list made for it makes faster
+    than what is first with all: by 0.6 %."""
+    whole = drawn(18, AS_COMMANDS, most_nodes=2)
+    found, poorer = (search(asked).best.time.step_s for asked in (whole, whole.with_memory(0.8)))
+    assert found <= poorer * SAME
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 7])
 def test_random_clusters_are_planned_no_worse_than_poorer_ones(seed: int) -> None:
     """Quick ones of those of ``benchmarks.poorer``."""

@@ -113,6 +113,7 @@ class Group:
         *,
         effort: int | None = None,
         uncut: int = UNCUT,
+        nearly: float = 1.0,
     ) -> Timed | None:
         """The fastest pipeline for so many samples; where a step takes ``cutoff`` or more, the
         fastest of the few that are looked at whatever is known.
@@ -121,8 +122,9 @@ class Group:
             cutoff: Counts that the last of many ranks is late.
             kept: How all stages keep what they hold; None leaves it open.
             uncut: Frames that are looked at whatever is known.
+            nearly: Those that take up to so many times as long are ``found`` too.
         """
-        frames = self._frames(samples, cutoff, shown=uncut > 0)
+        frames = self._frames(samples, nearly * cutoff, shown=uncut > 0)
         best: Timed | None = None
         least, took = inf, dict[int, float]()
         for first in (True, False):
@@ -131,13 +133,13 @@ class Group:
             for number, frame in enumerate(frames):
                 free = first and number < uncut
                 schedules = self._schedules(frame, first=first)
-                if not free and frame.is_slow(samples, schedules, cutoff):
+                if not free and frame.is_slow(samples, schedules, nearly * cutoff):
                     slow.append(frame)
                     continue
                 if self.ledger.effort > enough():
                     left.append(frame)
                     continue
-                limit = inf if free else cutoff / frame.stretch
+                limit = inf if free else nearly * cutoff / frame.stretch
                 lines = self._lines(frame, samples, schedules, kept)
                 explored = list(self._explored(lines, limit, kept, enough))
                 self.found += explored
@@ -243,17 +245,16 @@ class Group:
         """The best choice of domains, ZeRO levels, numbers in flight and layers for an order and a
         schedule."""
         best: Timed | None = None
-        useful = list(self._worth_trying(line, kept))
-        if not useful:
-            return None
         route, pruned = self._route(line), self.ledger.pruned
         too_long = f"{self.words}, {line.schedule}: at best more than {limit:.4g} s"
-        self.ledger.effort += LOOKING * len(useful) * route.num_meshes
+        self.ledger.effort += LOOKING * route.num_meshes
         numbers = [n for n in ((), *deeper(route)) if not too_slow(route.with_numbers(n), limit)]
         if not numbers:
             self._fits = True
-            pruned.add("bound", too_long, len(useful))
+            pruned.add("bound", too_long, sum(1 for _ in self._ways(line)))
             return None
+        useful = list(self._worth_trying(line, kept))
+        self.ledger.effort += LOOKING * len(useful) * route.num_meshes
         self.ledger.considered += len(useful) * (len(numbers) - 1)
         for each, held in product(useful, numbers):
             route = replace(route, line=replace(each, in_flight=held))

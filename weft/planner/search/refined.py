@@ -10,30 +10,42 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
-from weft.plan.plan import Plan
+from weft.cost.times import BorderTimes, StageTimes
+from weft.plan.plan import PipelinePlan, Plan
 from weft.planner.problem import Problem
 from weft.planner.search.again import ALL, with_least_recompute
 from weft.planner.search.finer import with_finer_borders
 from weft.planner.search.found import Candidate
 from weft.planner.search.heads import with_head_parts
 from weft.planner.search.orders import with_made_orders
+from weft.schedules.registry import SCHEDULES
+from weft.simulate.made.board import Shop
+from weft.simulate.made.least import least_s
+from weft.simulate.play import last_size
 
 BEST_FEW = 3
 """Plans of each list for which everything is tried: those that are fastest with the usual order,
 and those that are so with as many microbatches in flight as is best for them."""
 
 
-def refined(lists: Sequence[Sequence[Candidate]], problem: Problem) -> list[Candidate]:
-    """Of all lists together, each plan once, the fastest first."""
+def refined(
+    lists: Sequence[Sequence[Candidate]], problem: Problem, near: Sequence[Candidate] = ()
+) -> list[Candidate]:
+    """Of all lists together, each plan once, the fastest first.
+
+    ``near``: others for all of which everything is tried.
+    """
     every = [candidate for found in lists for candidate in found]
     best: dict[object, Candidate] = {}
-    for candidate in sorted([*every, *_variants(lists, problem)], key=_step_s):
+    for candidate in sorted([*every, *_variants(lists, problem, near)], key=_step_s):
         best.setdefault(_likeness(candidate), candidate)
     most = max(map(len, lists), default=0)
     return list(best.values())[:most]
 
 
-def _variants(lists: Sequence[Sequence[Candidate]], problem: Problem) -> Iterator[Candidate]:
+def _variants(
+    lists: Sequence[Sequence[Candidate]], problem: Problem, near: Sequence[Candidate]
+) -> Iterator[Candidate]:
     """Of all with numbers in flight, and of the best few, with an order made for each that could be
     the fastest of all."""
     few, least = list[Candidate](), inf
@@ -42,7 +54,7 @@ def _variants(lists: Sequence[Sequence[Candidate]], problem: Problem) -> Iterato
         yield from deeper
         few += [*found[:BEST_FEW], *sorted(deeper, key=_step_s)[:BEST_FEW]]
         least = min([least, *map(_step_s, deeper)])
-    few = _each_once(few)
+    few = _each_once([*few, *near])
     few = _each_once([*few, *_with_room(few, problem, least)])
     cut = with_finer_borders(few, problem)
     yield from with_head_parts(few, problem)
@@ -83,13 +95,33 @@ def _each_once(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _floor_s(candidate: Candidate, problem: Problem) -> float:
-    """A step takes at least as long as its busiest mesh computes, in whatever order."""
-    plan = candidate.plan
+    """A step takes at least as long in whatever order, and then what is done once."""
+    plan, time = candidate.plan, candidate.time
     times = problem.on(candidate.cluster).times(plan)
-    return candidate.time.stretch * max(
-        sum(stages[number].whole_s for number in numbers) * pipeline.samples / pipeline.microbatch
-        for pipeline, (stages, _) in zip(plan.pipelines, times, strict=True)
-        for numbers in pipeline.positions()
+    split = any(SCHEDULES[name].splits_backward for name in problem.options.schedules)
+    return time.stretch * max(
+        once + least_s(_shop(pipeline, *both, split=split).tables())
+        for pipeline, both, once in zip(plan.pipelines, times, time.once_s, strict=True)
+    )
+
+
+def _shop(
+    pipeline: PipelinePlan,
+    stages: Sequence[StageTimes],
+    borders: Sequence[BorderTimes],
+    *,
+    split: bool,
+) -> Shop:
+    """A pipeline as lists are made for it, with room for everything."""
+    positions, many = pipeline.positions(), pipeline.num_microbatches
+    return Shop(
+        stages=stages,
+        borders=borders,
+        positions=positions,
+        num_microbatches=many,
+        room=tuple(many * len(held) for held in positions),
+        split=split,
+        last=last_size(pipeline.samples, pipeline.microbatch),
     )
 
 

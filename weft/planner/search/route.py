@@ -25,6 +25,8 @@ PLAYED_WHOLE = 6000
 """Actions up to which a step is played to its end."""
 TOGETHER = 12
 """Splits from which on they are played all at once."""
+FASTER = 10
+"""Times as many are then played in a time, beside what ``TOGETHER`` take by themselves."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,16 @@ class Route:
         times = self._times(layers)
         return self._until_last_backward(times) + self._once(times)
 
+    def plays(self, splits: int) -> int:
+        """Plays that take as long as ``seconds_of`` so many."""
+        return min(splits, TOGETHER + splits // FASTER) if self._at_once(splits) else splits
+
+    def _at_once(self, splits: int) -> bool:
+        return splits >= TOGETHER and self.played == (self.pattern,)
+
     def seconds_of(self, splits: Sequence[tuple[int, ...]]) -> list[float]:
         """``seconds`` of each."""
-        if len(splits) < TOGETHER or self.played != (self.pattern,):
+        if not self._at_once(len(splits)):
             return [self.seconds(layers) for layers in splits]
         every = [self._times(layers) for layers in splits]
         ends = tape_of(self.pattern).ends(every, self.borders, self.course.last_size)

@@ -15,7 +15,7 @@ from weft.cluster.cluster import HOST
 from weft.cluster.view import ClusterView, count_by_level
 from weft.planner.fit import shortages
 from weft.planner.naming import name_of
-from weft.planner.problem import Options, Problem
+from weft.planner.problem import Problem
 from weft.planner.renumber import ordered
 from weft.planner.runnable import why_never_run
 from weft.planner.search.again import MODES_APART
@@ -33,7 +33,7 @@ from weft.planner.search.choice import (
 from weft.planner.search.costs import Costs
 from weft.planner.search.domains import searches_domains, with_best_domains
 from weft.planner.search.found import Candidate, Found, NoPlan, Pruned, together
-from weft.planner.search.group import Group, Kept, Ledger
+from weft.planner.search.group import UNCUT, Group, Kept, Ledger
 from weft.planner.search.least import Relaxed
 from weft.planner.search.meshes import Meshes
 from weft.planner.search.nearer import nearer
@@ -47,6 +47,10 @@ from weft.schedules.registry import SCHEDULES
 
 ALONE = 32
 """Times as much effort for a pool by itself: all its chips are alike, and bounds rule much out."""
+THROUGH = 64
+"""Likewise for one through several pools of few chips: those that look best often are not."""
+AGAIN = 4
+"""Likewise with more ways to recompute, of which there are as many combinations more."""
 LONGER = 8
 """Times as much effort where it ended before anything that fits was looked at."""
 MOST_OTHERS = 5
@@ -97,22 +101,23 @@ def _searched(problem: Problem, progress: Progress | None) -> Found:
     relaxed = Relaxed(problem)
     run = SearchRun(problem, relaxed)
     run.look_everywhere(progress)
-    lists = run.lists()
+    lists, near = run.lists(), run.near()
     if lists and options.mixed_recompute and run.lacks_memory:
-        run.look_again(replace(options, recompute=(*options.recompute, *MODES_APART)))
+        run.look_again()
         lists += run.lists()
+        near += run.near(near)
     if not lists:
         if not fits(problem):
             return _otherwise(run, begin, progress)
         # Something fits, and the effort ended before it was looked at.
         more = replace(options, effort=LONGER * options.effort)
         return _searched(replace(problem, options=more), progress)
-    candidates = (
+    *every, beside = (
         [by_experts(by_heads(run.candidate(lines), problem), problem) for lines in found]
-        for found in lists
+        for found in (*lists, near)
     )
-    every = [with_best_domains(few, problem) for few in candidates]
-    fastest = refined(every, problem)
+    every = [with_best_domains(few, problem) for few in every]
+    fastest = refined(every, problem, beside)
     if options.unlike_meshes and run.lacks_memory:
         fastest = with_united(fastest, problem, relaxed.of_one_mesh)
     fastest = with_unlike_widths(with_unlike_experts(fastest, problem), problem)
@@ -254,6 +259,11 @@ class SearchRun:
         return found
 
     @property
+    def has_few_chips(self) -> bool:
+        """There is time to look at much."""
+        return self.cluster.world_size <= FEW_CHIPS
+
+    @property
     def lacks_memory(self) -> bool:
         """Some plan did not fit."""
         return "memory" in self.ledger.pruned.reasons
@@ -272,7 +282,8 @@ class SearchRun:
 
     def look_everywhere(self, progress: Progress | None = None) -> None:
         """At all arrangements, and those of pools cut in two; then longer at each pool by itself,
-        with what is known by then: as long as if there were no others."""
+        with what is known by then: as long as if there were no others; and at pipelines through
+        several."""
         every = list(arrangements(len(self.cluster.pools), self.options))
         for arrangement in every:
             self.look_at(arrangement, brief=len(self.cluster.pools) > 1)
@@ -284,10 +295,21 @@ class SearchRun:
         for arrangement in every if len(self.cluster.pools) > 1 else ():
             if len(arrangement) == len(arrangement[0]) == 1:
                 self.look_at(arrangement)
+        if self.has_few_chips and self.relaxed:
+            self._look_longer(self.relaxed, every)
 
-    def look_again(self, options: Options) -> None:
-        """At those arrangements again that are nearly the best, with other options: what is known
-        rules most of it out by its bound."""
+    def _look_longer(self, relaxed: Relaxed, every: Sequence[Arrangement]) -> None:
+        """At each pipeline through several pools, the most promising first."""
+        through = [each for each in every if len(each) == 1 < len(each[0])]
+        for arrangement in sorted(through, key=relaxed.of):
+            self.look_at(arrangement, longer=True)
+
+    def look_again(self) -> None:
+        """At those arrangements again that are nearly the best, with more ways to recompute: what
+        is known rules most of it out by its bound."""
+        times = AGAIN if self.has_few_chips else 1
+        modes = *self.options.recompute, *MODES_APART
+        options = replace(self.options, recompute=modes, effort=times * self.options.effort)
         near = [lines for lines in self._found if lines.seconds < WORTH_A_LOOK * self.cutoff]
         clusters: list[ClusterView] = []
         for lines in near:
@@ -312,10 +334,14 @@ class SearchRun:
         self._found += other._found
         self.cutoff = other.cutoff
 
-    def look_at(self, arrangement: Arrangement, *, brief: bool = False) -> None:
+    def look_at(
+        self, arrangement: Arrangement, *, brief: bool = False, longer: bool = False
+    ) -> None:
         """Find the best of an arrangement, as far as it can be better than what is known.
 
-        ``brief``: with no more effort for one pool than for others.
+        Args:
+            brief: With no more effort for one pool than for others.
+            longer: With more for several that were looked at before.
         """
         if len(arrangement) > self.samples or not self._allowed(arrangement):
             return
@@ -329,7 +355,7 @@ class SearchRun:
         kind = domains, len(arrangement), self._sites_of(arrangement)
         groups = [self._group(group, *kind) for group in arrangement]
         if len(groups) == 1:
-            self._alone(groups[0], brief=brief)
+            self._alone(groups[0], brief=brief, longer=longer)
             return
         for kept in self._every_kept(domains=domains):
             if all(group.may_keep(kept) for group in groups):
@@ -348,10 +374,16 @@ class SearchRun:
         self.ledger.pruned.add("bound", words, 1, least_s)
         return True
 
-    def _alone(self, group: Group, *, brief: bool) -> None:
-        times = ALONE if len(group.pools) == 1 and not brief else 1
+    def _alone(self, group: Group, *, brief: bool, longer: bool) -> None:
+        times = ALONE if len(group.pools) == 1 and not brief else THROUGH if longer else 1
         known = len(group.found)
-        group.best(self.samples, self.cutoff, effort=times * self.options.effort)
+        group.best(
+            self.samples,
+            self.cutoff,
+            effort=times * self.options.effort,
+            nearly=NEARLY if self._refines_many else 1.0,
+            uncut=0 if longer else UNCUT,
+        )
         for timed in group.found[known:]:
             self._add([timed])
 
@@ -408,6 +440,22 @@ class SearchRun:
                 found.append([lines for lines in best if lines not in known])
         return list(filter(None, found))
 
+    @property
+    def _refines_many(self) -> bool:
+        """On few chips, where something is left open that is only tried for the best few."""
+        asked = self.options
+        left = asked.in_flight, asked.mixed_recompute, asked.cuts_layers, asked.divides_heads
+        return self.has_few_chips and any(left)
+
+    def near(self, known: Sequence[Lines] = ()) -> list[Lines]:
+        """The best, and those that are nearly as fast, however alike: refined, they may be faster.
+        None that is ``known``."""
+        if not self._refines_many:
+            return []
+        least = sorted(self._found, key=lambda lines: lines.seconds)[:MOST_NEAR]
+        within = NEARLY * self.cutoff
+        return [lines for lines in least if lines.seconds < within and lines not in known]
+
     def candidate(self, lines: Lines) -> Candidate:
         """With the plan, and its time and memory as users see them: its ranks are counted in the
         order of the cluster's pools."""
@@ -433,7 +481,7 @@ class SearchRun:
 
     def _side_by_side(self, groups: Sequence[Group], kept: Kept) -> None:
         times = 1 if kept.apart else WORTH_SHOWING
-        worth = times * self.cutoff if self.cluster.world_size > FEW_TO_BALANCE else inf
+        worth = inf if self.has_few_chips else times * self.cutoff
         least = self.relaxed.per_sample_s if self.relaxed else lambda _: 0.0
         pools = [group.pools for group in groups]
         weights, least_s = [*map(self._speed, pools)], [*map(least, pools)]
@@ -447,8 +495,12 @@ class SearchRun:
         return max(1, round(sum(pool.num_chips * pool.chip.product_flops / 1e12 for pool in own)))
 
 
-FEW_TO_BALANCE = 64
-"""Chips, up to which shares are balanced also where the first are slower than what is known."""
+FEW_CHIPS = 64
+"""Up to which pipelines through several kinds are looked at longer, what is nearly as fast is
+refined too, and shares are balanced where the first are slower than what is known."""
+NEARLY = 1.2
+"""Times the best step, up to which plans of few chips are refined, however alike they are."""
+MOST_NEAR = 24
 WORTH_A_LOOK = 1.25
 """Arrangements are looked at again whose best takes up to this many times the best of all."""
 WORTH_SHOWING = 1.25

@@ -25,7 +25,7 @@ class Explored:
     best: Timed | None
     """None where a bound rules the whole route out."""
     played: int
-    """Splits that were simulated."""
+    """Plays that simulating its splits took."""
     fits: bool = True
 
 
@@ -46,7 +46,7 @@ def explore(route: Route, cutoff: float) -> Explored:
     seconds = route.seconds_of(others)
     if others and min(seconds) < best.seconds:
         best = route.timed(others[seconds.index(min(seconds))])
-    return Explored(best, 1 + len(others))
+    return Explored(best, 1 + route.plays(len(others)))
 
 
 def too_slow(route: Route, cutoff: float) -> bool:
