@@ -224,14 +224,27 @@ def test_sums_over_samples_round_once() -> None:
     assert (found - exact).norm() < 3e-3 * exact.norm()
 
 
-def test_layers_that_are_more_than_a_product() -> None:
-    """One under two names is replaced in both; one with hooks or a computed weight is refused."""
+def eight_bits() -> EightBits:
+    """Of a rank alone."""
     eight = EightBits.__new__(EightBits)
     eight._made, eight._params, eight._names = {}, {}, {}
     eight._groups, eight._token_groups = [], []
     eight._histories = None
     eight._products = Products(scaling="tensorwise")
     eight._by_tensor_cores = {torch.nn.Linear: False}
+    return eight
+
+
+def test_a_layer_that_is_gone_is_not_taken_for_one_that_comes_where_it_was() -> None:
+    eight = eight_bits()
+    for width in range(1, 100):  # stages are divided one after the other, and layers made for it
+        model = eight.apply(nn.Sequential(nn.Linear(4, width)))
+        assert [*model(torch.randn(4)).shape] == [width]
+
+
+def test_layers_that_are_more_than_a_product() -> None:
+    """One under two names is replaced in both; one with hooks or a computed weight is refused."""
+    eight = eight_bits()
     shared = nn.Linear(4, 4)
     model = eight.apply(nn.Sequential(shared, nn.ReLU(), shared))
     assert isinstance(model, nn.Sequential) and model[0] is model[2]

@@ -51,8 +51,9 @@ class EightBits:
     ) -> None:
         self._products, self._pieces = products, pieces
         self._histories = histories if products.scaling == "delayed" else None
-        self._made: dict[int, nn.Module] = {}
-        """By what they took the place of, and themselves."""
+        self._made: dict[int, tuple[nn.Module, nn.Module]] = {}
+        """By what they took the place of, and themselves: that, which no other is to be taken for,
+        and what is there now."""
         self._params = {id(param.param): param for param in params}
         self._names = {**names, **{key: each.spec.name for key, each in self._params.items()}}
         mesh = rank_plan.stage_plan.mesh
@@ -77,15 +78,15 @@ class EightBits:
             ConfigError: a layer has hooks, or a weight that is computed.
         """
         if id(module) in self._made:
-            return self._made[id(module)]
+            return self._made[id(module)][1]
         if type(module) is nn.Linear and self._is_asked(module):  # subclasses may do more than that
             _refuse_more_than_a_product(module)
             made = ScaledLinear(module, self._factors(module))
-            self._made |= {id(module): made, id(made): made}
+            self._made |= {id(each): (each, made) for each in (module, made)}
             return made
         if type(module) is Expert and self._is_asked(module):
             return ScaledExpert(module, self._factors(module))
-        self._made[id(module)] = module
+        self._made[id(module)] = module, module
         for name, child in list(module._modules.items()):  # one may have several names
             if child is not None:
                 module.register_module(name, self.apply(child))
