@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, product
 from random import Random
 
@@ -11,7 +12,9 @@ from parallel.test_releases import CASES, reachable, schedule
 
 from weft.plan.plan import ScheduleName
 from weft.schedules.action import Action, Schedule, awaited
+from weft.schedules.border_memory import borders_at_peak
 from weft.schedules.clocks import Clocks
+from weft.schedules.known import Pattern
 from weft.schedules.one_forward_one_backward import one_forward_one_backward
 from weft.schedules.receives import AHEAD, receives, soonest
 from weft.schedules.registry import SCHEDULES, actions_of, placed
@@ -42,12 +45,33 @@ def test_every_rank_gets_to_the_end_however_its_streams_share_queues(name: str) 
             assert Job(clocks, posts, drawn.__getitem__).ends(), (*what, drawn)
 
 
-@pytest.mark.parametrize("name", list(SCHEDULES))
+@pytest.mark.parametrize(
+    "name", [name for name, made in SCHEDULES.items() if made.receives_as_proven]
+)
 def test_usual_lists_start_receives_as_soon_as_is_proven(name: str) -> None:
     """What a position's memory is counted by without a play, also where pipelines never fill."""
     for actions in schedules(name, (*SMALL, *LARGE, (12, 2), (12, 11), (12, 13), (9, 26))):
         clocks = Clocks(actions)
         assert receives(clocks) == [soonest(clocks, p) for p in range(len(actions))]
+
+
+def test_memory_at_borders_of_lists_of_others_is_counted_by_playing_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They say of themselves whether a receive may hold up another; unsaid, it may."""
+    played: list[Clocks] = []
+
+    def noted(clocks: Clocks) -> list[list[list[Action]]]:
+        played.append(clocks)
+        return receives(clocks)
+
+    monkeypatch.setattr("weft.schedules.border_memory.receives", noted)
+    SCHEDULES.add(replace(SCHEDULES["1f1b"], name="theirs", receives_as_proven=False))
+    try:
+        counted = [borders_at_peak(Pattern(name, 4, 4, 6)) for name in ("1f1b", "theirs")]
+    finally:
+        SCHEDULES.remove("theirs")
+    assert len(played) == 1 and counted[0] == counted[1]
 
 
 @pytest.mark.parametrize("name", list(SCHEDULES))

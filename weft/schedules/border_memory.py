@@ -68,8 +68,9 @@ def borders_at_peak(pattern: Pattern, message: float = 1.0) -> tuple[float, ...]
 
 
 def _received(clocks: Clocks, pattern: Pattern) -> list[list[list[Action]]]:
-    """As ``receives`` has it; where a list is as usual no receive holds up another."""
-    if pattern.lists or pattern.heads or pattern.in_flight:
+    """As ``receives`` has it."""
+    is_usual = not (pattern.lists or pattern.heads or pattern.in_flight)
+    if not (is_usual and SCHEDULES[pattern.name].receives_as_proven):
         return receives(clocks)
     return [soonest(clocks, position) for position in range(pattern.num_positions)]
 

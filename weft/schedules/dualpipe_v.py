@@ -64,6 +64,7 @@ SCHEDULE = PipelineSchedule(
     name="dualpipe-v",
     order=5,
     preference=5,
+    receives_as_proven=True,
     actions=lambda meshes, _, microbatches: dualpipe_v(meshes, microbatches),
     placement=lambda meshes, _: v_stages(meshes),
     splits_backward=True,

@@ -19,6 +19,7 @@ SCHEDULE = PipelineSchedule(
     name="gpipe",
     order=0,
     preference=2,
+    receives_as_proven=True,
     actions=lambda meshes, _, microbatches: gpipe(meshes, microbatches),
     holds_every_microbatch=True,
 )

@@ -49,6 +49,7 @@ SCHEDULE = PipelineSchedule(
     name="interleaved",
     order=2,
     preference=3,
+    receives_as_proven=True,
     actions=lambda meshes, stages, many: interleaved(meshes, many, stages // meshes),
     placement=in_rounds,
     chunks=2,

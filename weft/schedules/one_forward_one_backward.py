@@ -33,6 +33,7 @@ SCHEDULE = PipelineSchedule(
     name="1f1b",
     order=1,
     preference=0,
+    receives_as_proven=True,
     actions=lambda meshes, _, microbatches: one_forward_one_backward(meshes, microbatches),
     deeper=with_in_flight,
 )

@@ -43,6 +43,9 @@ class PipelineSchedule:
     """It can have more of them; ``chunks`` is for who does not say."""
     holds_every_microbatch: bool = False
     """What a mesh holds grows with the number of microbatches."""
+    receives_as_proven: bool = False
+    """Of its lists no receive ever holds up another, whatever their shape: what comes over borders
+    is counted without playing them."""
 
 
 SCHEDULES: Registry[PipelineSchedule] = Registry(

@@ -32,6 +32,7 @@ SCHEDULE = PipelineSchedule(
     name="zb-h1",
     order=3,
     preference=1,
+    receives_as_proven=True,
     actions=lambda meshes, _, microbatches: zero_bubble_h1(meshes, microbatches),
     splits_backward=True,
 )

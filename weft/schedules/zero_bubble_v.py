@@ -44,6 +44,7 @@ SCHEDULE = PipelineSchedule(
     name="zb-v",
     order=4,
     preference=4,
+    receives_as_proven=True,
     actions=lambda meshes, _, microbatches: zero_bubble_v(meshes, microbatches),
     placement=lambda meshes, _: v_stages(meshes),
     splits_backward=True,
