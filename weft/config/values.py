@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-from itertools import pairwise
-from textwrap import dedent
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    PlainSerializer,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer
 
 # Strict: text and true/false are never numbers, and numbers never text.
 Whole = Annotated[int, Field(strict=True, ge=0)]
@@ -42,36 +31,6 @@ class Section(BaseModel):
         frozen=True,
         extra="forbid",
         allow_inf_nan=False,
+        use_attribute_docstrings=True,
         protected_namespaces=(),
     )
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: Any, handler: GetJsonSchemaHandler, /
-    ) -> dict[str, Any]:
-        """With manuals, for which the source is read here: nobody else needs them."""
-        found = handler(core_schema)
-        properties = handler.resolve_ref_schema(found).get("properties", {})
-        for base in cls.__mro__:
-            for name, text in manuals(base).items() if issubclass(base, Section) else ():
-                properties.get(name, {}).setdefault("description", text)
-        return found
-
-
-def manuals(section: type[Section]) -> dict[str, str]:
-    """The text under each of the fields that a class has of its own."""
-    try:
-        source = inspect.getsource(section)
-    except (OSError, TypeError):  # no file has it: a function made it
-        return {}
-    (made,) = ast.parse(dedent(source)).body
-    assert isinstance(made, ast.ClassDef)
-    found = {}
-    for field, text in pairwise(made.body):
-        match field, text:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name)),
-                ast.Expr(value=ast.Constant(value=str(manual))),
-            ):
-                found[name] = inspect.cleandoc(manual)
-    return found
