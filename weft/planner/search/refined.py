@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
-from weft.cost.times import BorderTimes, StageTimes
-from weft.plan.plan import PipelinePlan, Plan
+from weft.plan.plan import Plan
 from weft.planner.problem import Problem
 from weft.planner.search.again import ALL, with_least_recompute
 from weft.planner.search.finer import with_finer_borders
@@ -19,9 +18,8 @@ from weft.planner.search.found import Candidate
 from weft.planner.search.heads import with_head_parts
 from weft.planner.search.orders import with_made_orders
 from weft.schedules.registry import SCHEDULES
-from weft.simulate.made.board import Shop
 from weft.simulate.made.least import least_s
-from weft.simulate.play import last_size
+from weft.simulate.made.make import Making
 
 BEST_FEW = 3
 """Plans of each list for which everything is tried: those that are fastest with the usual order,
@@ -97,32 +95,15 @@ def _each_once(candidates: Sequence[Candidate]) -> list[Candidate]:
 def _floor_s(candidate: Candidate, problem: Problem) -> float:
     """A step takes at least as long in whatever order, and then what is done once."""
     plan, time = candidate.plan, candidate.time
-    times = problem.on(candidate.cluster).times(plan)
-    split = any(SCHEDULES[name].splits_backward for name in problem.options.schedules)
-    return time.stretch * max(
-        once + least_s(_shop(pipeline, *both, split=split).tables())
-        for pipeline, both, once in zip(plan.pipelines, times, time.once_s, strict=True)
-    )
-
-
-def _shop(
-    pipeline: PipelinePlan,
-    stages: Sequence[StageTimes],
-    borders: Sequence[BorderTimes],
-    *,
-    split: bool,
-) -> Shop:
-    """A pipeline as lists are made for it, with room for everything."""
-    positions, many = pipeline.positions(), pipeline.num_microbatches
-    return Shop(
-        stages=stages,
-        borders=borders,
-        positions=positions,
-        num_microbatches=many,
-        room=tuple(many * len(held) for held in positions),
-        split=split,
-        last=last_size(pipeline.samples, pipeline.microbatch),
-    )
+    every = zip(plan.pipelines, problem.on(candidate.cluster).times(plan), strict=True)
+    names = problem.options.schedules
+    split = any(SCHEDULES[name].splits_backward for name in names)
+    floors = []
+    for line, (stages, borders) in every:
+        room = tuple(line.num_microbatches * len(held) for held in line.positions())
+        making = Making(pipeline=line, stages=stages, borders=borders, room=room, names=names)
+        floors.append(least_s(making.shop(room, split=split).tables()))
+    return time.stretch * max(sum(both) for both in zip(floors, time.once_s, strict=True))
 
 
 def _likeness(candidate: Candidate) -> object:
