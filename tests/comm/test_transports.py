@@ -68,8 +68,9 @@ def test_builds_for_different_vendors_are_different_libraries(
     torch_build: TorchBuild, build: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them say cuda and nccl."""
+    monkeypatch.setattr("weft.platform.cuda.COLLECTIVES", ())
     monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 27, 5))
-    monkeypatch.setattr("torch._C._cuda_getDriverVersion", lambda: 12080, raising=False)
+    monkeypatch.setattr("weft.platform.cuda._driver_version", lambda: 12080)
     monkeypatch.setattr("weft.platform.cuda.installed_torch", lambda: torch_build)
     assert PLATFORMS["cuda"].build() == build
     assert PLATFORMS["cuda"].versions() == {"nccl": "2.27.5", "driver": "12.8"}

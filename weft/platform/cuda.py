@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import ProcessGroup, Store
 
+COLLECTIVES = ("libnccl.so.2", "librccl.so.1")
+DRIVERS = {"libcuda.so.1": "cuDriverGetVersion", "libamdhip64.so": "hipDriverGetVersion"}
 NOTED = 200_000
 """Events of memory that are kept, the last ones."""
 CHANNEL_CTAS = 4
@@ -49,14 +52,9 @@ class CudaPlatform(Platform):
         return f"{self.collective_backend} {major} of {maker_of(installed_torch())}"
 
     def versions(self) -> Mapping[str, str]:
-        import torch
-
-        number = ".".join(map(str, _nccl_version()))
-        driver: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
-        return {
-            self.collective_backend: number,
-            "driver": f"{driver // 1000}.{driver % 1000 // 10}",
-        }
+        found = {self.collective_backend: ".".join(map(str, _nccl_version()))}
+        driver = _driver_version()
+        return {**found, "driver": f"{driver // 1000}.{driver % 1000 // 10}"} if driver else found
 
     def why_not_available(self) -> str:
         import torch
@@ -203,9 +201,26 @@ def _arch(name: str) -> tuple[int, int]:
     return int(number[:-1]), int(number[-1])
 
 
+def _driver_version() -> int:
+    """The latest CUDA or HIP that it knows, such as 12080; 0: it does not say. PyTorch has no call
+    for it in all of its versions."""
+    number = ctypes.c_int()
+    for library, call in DRIVERS.items():
+        with suppress(OSError, AttributeError):
+            if getattr(ctypes.CDLL(library), call)(ctypes.byref(number)) == 0:
+                return number.value
+    return 0
+
+
 def _nccl_version() -> tuple[int, ...]:
-    """The version of the library that this PyTorch was built with."""
+    """Of the library in this process; where it does not say, of the one that PyTorch was built
+    with, which is all that PyTorch knows."""
     from torch.cuda import nccl
 
+    number = ctypes.c_int()
+    for library in COLLECTIVES:
+        with suppress(OSError, AttributeError):
+            if ctypes.CDLL(library).ncclGetVersion(ctypes.byref(number)) == 0:
+                return number.value // 10_000, number.value // 100 % 100, number.value % 100
     version: tuple[int, ...] = nccl.version()  # type: ignore[no-untyped-call]
     return version
