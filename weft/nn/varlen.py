@@ -20,7 +20,7 @@ MAX_D_HEAD = 256
 
 def has_kernel(q: Tensor, packed: Packed) -> bool:
     """Queries like these have a kernel that takes documents as they lie one after the other."""
-    fits = q.dtype in HALVES and q.shape[-1] <= MAX_D_HEAD
+    fits = q.dtype in HALVES and q.shape[-1] <= MAX_D_HEAD and q.shape[-1] % 8 == 0
     return packed.borders is not None and fits and _kernel() is not None
 
 
