@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.nn.init import initial_values
+from weft.nn import init_elsewhere
+from weft.nn.init import _key, _runs, initial_values
 from weft.plan.box import Box
 from weft.plan.model import Init, ParamSpec
 
@@ -127,3 +128,39 @@ def test_constants(kind: str, value: float) -> None:
 def test_a_box_outside_is_our_mistake() -> None:
     with pytest.raises(AssertionError, match="in layers"):
         initial_values(1, _spec((4, 4)), Box((2, 2), (3, 1)), torch.float32)
+
+
+@given(_boxes(), st.integers(0, 2**63), st.sampled_from([torch.float64, torch.bfloat16]))
+@settings(max_examples=100, deadline=None)
+def test_devices_make_the_same_bits(
+    case: tuple[tuple[int, ...], Box], seed: int, dtype: torch.dtype
+) -> None:
+    """Operation by operation, here on the processor with numpy's root in place of PyTorch's."""
+    spec = _spec(case[0], init=Init("normal", 0.3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(init_elsewhere, "root", lambda x: torch.from_numpy(np.sqrt(x.numpy())))
+        assert init_elsewhere.has_same_bits.__wrapped__(torch.device("cpu"))
+        runs = init_elsewhere.normal_on(torch.device("cpu"), _key(seed, spec.name), _runs(*case))
+        values = torch.cat([*runs, torch.empty(0, dtype=torch.float64)]) * spec.init.std
+    expected = initial_values(seed, spec, case[1], dtype)
+    wide = values if dtype == torch.float64 else values.float()
+    assert torch.equal(wide.to(dtype).view(case[1].size), expected)
+
+
+def test_a_device_with_other_bits_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cpu")
+    monkeypatch.setattr(init_elsewhere, "root", lambda x: torch.from_numpy(np.sqrt(x.numpy())))
+    monkeypatch.setattr(init_elsewhere, "_WEYL", (1, 2))
+    assert not init_elsewhere.has_same_bits.__wrapped__(device)
+    assert not init_elsewhere.has_same_bits.__wrapped__(torch.device("meta"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that PyTorch can use")
+def test_a_card_makes_them_itself() -> None:
+    spec, card = _spec((3000, 1001)), torch.device("cuda", 0)
+    assert init_elsewhere.has_same_bits(card)
+    for box in (Box.whole(spec.shape), Box((5, 300), (2900, 407))):
+        made = initial_values(3, spec, box, torch.float32, card)
+        assert made.device == card
+        assert torch.equal(made.cpu(), initial_values(3, spec, box, torch.float32))

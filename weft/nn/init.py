@@ -21,14 +21,20 @@ from weft.plan.box import Box
 from weft.plan.model import ParamSpec
 
 _Floats = NDArray[np.float64]
-_LANES = 4
+LANES = 4
 """64-bit words that Philox makes from one counter."""
+HOST = torch.device("cpu")
+STEP = 2.0**-52
+ROOT_HALF = math.sqrt(0.5)
 _BLOCK = 1 << 14
 """Values made at once: their temporaries stay in a core's cache."""
 
 
-def initial_values(seed: int, spec: ParamSpec, box: Box, dtype: torch.dtype) -> Tensor:
-    """The elements ``box`` of a parameter at the start, ``[*box.size]`` on the CPU.
+def initial_values(
+    seed: int, spec: ParamSpec, box: Box, dtype: torch.dtype, device: torch.device = HOST
+) -> Tensor:
+    """The elements ``box`` of a parameter at the start, ``[*box.size]``, on ``device`` where that
+    makes the same bits, else on the CPU.
 
     Computed in fp64 and rounded once to fp32, then to ``dtype`` unless that is fp64; so any
     two boxes agree on every element they share, bit for bit, and fp32 is fp64 rounded.
@@ -36,9 +42,19 @@ def initial_values(seed: int, spec: ParamSpec, box: Box, dtype: torch.dtype) -> 
     assert Box.whole(spec.shape).contains(box) or not box.numel, f"{box} in {spec.name}"
     if spec.init.kind != "normal":
         return torch.full(box.size, float(spec.init.kind == "ones"), dtype=dtype)
+    key, runs, done = _key(seed, spec.name), _runs(spec.shape, box), 0
+    if device != HOST:
+        from weft.nn.init_elsewhere import has_same_bits, normal_on
+
+        if has_same_bits(device):
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            made = torch.empty(box.numel, dtype=dtype, device=device)
+            for each in normal_on(device, key, runs):
+                made[done : done + len(each)] = (each * spec.init.std).to(wide)
+                done += len(each)
+            return made.view(box.size)
     values = np.empty(box.numel, np.float64 if dtype == torch.float64 else np.float32)
-    done = 0
-    for part in _normal(_key(seed, spec.name), _runs(spec.shape, box)):
+    for part in normal(key, runs):
         np.multiply(part, spec.init.std, out=values[done : done + part.size], casting="same_kind")
         done += part.size
     return torch.from_numpy(values).reshape(box.size).to(dtype)
@@ -66,13 +82,13 @@ def _runs(shape: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
         yield first + sum(i * s for i, s in zip(index, strides, strict=False)), size
 
 
-def _normal(key: int, runs: Iterator[tuple[int, int]]) -> Iterator[_Floats]:
+def normal(key: int, runs: Iterator[tuple[int, int]]) -> Iterator[_Floats]:
     """Standard normal values of one stream at the flat indices of ``runs``, in order."""
     for pieces in _batches(runs):
         words = _words(key, pieces)
         values, end = _box_muller(words), 0
         for low, size in pieces:
-            skipped = low % _LANES
+            skipped = low % LANES
             yield values[end + skipped : end + skipped + size]
             end += _padded(low, size)
 
@@ -95,27 +111,27 @@ def _batches(runs: Iterator[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]
 
 def _padded(low: int, size: int) -> int:
     """Words of the whole counters that the values ``low .. low + size - 1`` touch."""
-    return _LANES * (-(-(low + size) // _LANES) - low // _LANES)
+    return LANES * (-(-(low + size) // LANES) - low // LANES)
 
 
 def _words(key: int, pieces: list[tuple[int, int]]) -> NDArray[np.uint64]:
     """The pieces' words one after the other; word number i of a stream depends on (key, i)."""
-    counter = pieces[0][0] // _LANES
+    counter = pieces[0][0] // LANES
     stream = np.random.Philox(key=key, counter=counter)
     words = np.empty(sum(_padded(*piece) for piece in pieces), np.uint64)
     end = 0
     for low, size in pieces:
-        stream.advance(low // _LANES - counter)
+        stream.advance(low // LANES - counter)
         length = _padded(low, size)
         words[end : end + length] = stream.random_raw(length)
-        end, counter = end + length, (low + size + _LANES - 1) // _LANES
+        end, counter = end + length, (low + size + LANES - 1) // LANES
     return words
 
 
 def _box_muller(words: NDArray[np.uint64]) -> _Floats:
     """Normal values ``2 j`` and ``2 j + 1`` from the words ``2 j`` and ``2 j + 1``."""
     radius_bits, angle_bits = words[0::2], words[1::2]
-    uniform = ((radius_bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    uniform = ((radius_bits >> np.uint64(12)).astype(np.float64) + 0.5) * STEP
     radius = np.sqrt(_minus_log(uniform))
     first, second = _on_circle(angle_bits)
     values = np.empty(words.shape)
@@ -124,20 +140,20 @@ def _box_muller(words: NDArray[np.uint64]) -> _Floats:
     return values
 
 
-_LN2 = 0.6931471805599453
-_LOG_SERIES = [2.0 / n for n in (13, 11, 9, 7, 5, 3, 1)]
-_SIN_SERIES = [(-1.0) ** n / math.factorial(2 * n + 1) for n in range(6, -1, -1)]
-_COS_SERIES = [(-1.0) ** n / math.factorial(2 * n) for n in range(7, -1, -1)]
+LN2 = 0.6931471805599453
+LOG_SERIES = [2.0 / n for n in (13, 11, 9, 7, 5, 3, 1)]
+SIN_SERIES = [(-1.0) ** n / math.factorial(2 * n + 1) for n in range(6, -1, -1)]
+COS_SERIES = [(-1.0) ** n / math.factorial(2 * n) for n in range(7, -1, -1)]
 
 
 def _minus_log(x: _Floats) -> _Floats:
     """``-log(x)`` for ``0 < x < 1`` to about 1e-12: exponent, then the series of atanh."""
     mantissa, exponent = np.frexp(x)  # mantissa in [0.5, 1)
-    small = mantissa < math.sqrt(0.5)
+    small = mantissa < ROOT_HALF
     mantissa = np.where(small, 2 * mantissa, mantissa)
     ratio = (mantissa - 1) / (mantissa + 1)
-    tail = _horner(_LOG_SERIES, ratio * ratio)
-    result: _Floats = (small - exponent) * _LN2 - ratio * tail
+    tail = _horner(LOG_SERIES, ratio * ratio)
+    result: _Floats = (small - exponent) * LN2 - ratio * tail
     return result
 
 
@@ -148,9 +164,9 @@ def _on_circle(bits: NDArray[np.uint64]) -> tuple[_Floats, _Floats]:
     diagonal, where the sums of cos(b) and sin(b) are what is wanted.
     """
     fraction = (bits >> np.uint64(12)).astype(np.float64)
-    b = (fraction + 0.5) * (2.0**-52 * math.pi / 2) - math.pi / 4
+    b = (fraction + 0.5) * (STEP * math.pi / 2) - math.pi / 4
     square = b * b
-    sin, cos = b * _horner(_SIN_SERIES, square), _horner(_COS_SERIES, square)
+    sin, cos = b * _horner(SIN_SERIES, square), _horner(COS_SERIES, square)
     first = 1.0 - 2.0 * (bits & np.uint64(1)).astype(np.float64)
     second = 1.0 - (bits & np.uint64(2)).astype(np.float64)
     return (cos - sin) * first, (cos + sin) * second

@@ -406,6 +406,6 @@ def initial(seed: int) -> Values:
     """Initial values that depend on seed, name and global index alone."""
 
     def values(out: Tensor, spec: ParamSpec, box: Box) -> None:
-        out.copy_(initial_values(seed, spec, box, out.dtype))
+        out.copy_(initial_values(seed, spec, box, out.dtype, out.device))
 
     return values
