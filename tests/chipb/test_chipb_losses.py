@@ -11,7 +11,7 @@ from chipb.chip import NAME, with_chips
 from torch import Tensor, nn
 
 from weft.comm.address import RankAddress
-from weft.cost.activations import CHUNK_ELSEWHERE, CHUNK_LOGITS, logits
+from weft.cost.activations import CHUNK_COMPILED, CHUNK_ELSEWHERE, CHUNK_LOGITS, logits
 from weft.cost.work import StageWork
 from weft.elastic.pool import WorkerPool
 from weft.models.shape import ModelShape
@@ -44,6 +44,7 @@ class Case(NamedTuple):
             frozen=not self.trained,
             in_chunks=True,
             eager=device == "cpu",
+            apart=device != "cpu",
         )
 
     def told(self, device: str) -> float:
@@ -138,3 +139,4 @@ def test_as_the_model_has_it(
 def test_as_many_at_once_as_the_losses_have() -> None:
     assert losses.CHUNK_LOGITS == {"cpu": CHUNK_LOGITS}
     assert losses.CHUNK_LOGITS_ELSEWHERE == CHUNK_ELSEWHERE
+    assert losses.CHUNK_LOGITS_COMPILED == CHUNK_COMPILED

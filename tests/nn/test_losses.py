@@ -145,3 +145,46 @@ def test_logits_of_all_tokens_are_never_held(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(losses, "_softmax_loss", watch)
     linear_cross_entropy(*_inputs(13))
     assert seen == [4, 4, 4, 1]
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 5, 13])
+def test_logits_that_become_their_gradients(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As accelerators compute it, but for the compiler."""
+    monkeypatch.setattr(losses, "_compiled", lambda: losses.into_gradient)
+    inputs = _inputs(tokens)
+    ours = losses._LinearCrossEntropy.apply(*inputs, True)
+    theirs = _reference(*inputs)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+    mine = torch.autograd.grad(ours * -2.5, inputs[:2])
+    other = torch.autograd.grad(theirs * -2.5, inputs[:2])
+    torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-14)
+
+
+def test_parts_of_one_size_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "CHUNK_LOGITS", {"cpu": 6 * VOCAB})
+    hidden, weight, *_ = _inputs(16)
+    sizes = [[s.stop - s.start for s in losses._chunks(hidden, weight, compiled=c)] for c in (0, 1)]
+    assert sizes == [[6, 6, 6], [6, 6, 6]]
+    hidden = hidden[:15]
+    assert [s.stop - s.start for s in losses._chunks(hidden, weight, compiled=True)] == [5, 5, 5]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that PyTorch can use")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_card_gives_the_same(dtype: torch.dtype, compiled: bool) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(700, 64) * 0.3, torch.randn(4000, 64) * 0.3
+    inputs = hidden.to(dtype), weight.to(dtype), torch.arange(700), torch.rand(700)
+    host = [x.double().requires_grad_() for x in inputs[:2]]
+    card = [x.detach().cuda().requires_grad_() for x in inputs[:2]]
+    expected = _reference(*host, inputs[2], inputs[3].double())
+    found = linear_cross_entropy(*card, inputs[2].cuda(), inputs[3].cuda(), compiled=compiled)
+    within = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=within, atol=0)
+    for mine, other in zip(
+        torch.autograd.grad(found, card), torch.autograd.grad(expected, host), strict=True
+    ):
+        gap = (mine.cpu().double() - other).abs().max() / other.abs().max()
+        assert gap < within

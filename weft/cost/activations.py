@@ -22,8 +22,9 @@ BLOCK_QUERIES = 64
 KEPT_SEQ = 512
 """Up to this length it keeps the probabilities."""
 CHUNK_LOGITS = 1 << 20
-"""That live at once on a processor, as in ``weft/nn/losses.py``; likewise the next two."""
+"""That live at once on a processor, as in ``weft/nn/losses.py``; likewise the next three."""
 CHUNK_ELSEWHERE = 1 << 28
+CHUNK_COMPILED = 1 << 29
 CHUNK_TOKENS = 256
 PART_TOKENS = 1024
 """Of a part of the head, or one divided along the vocabulary, whose logits are wide at once, as in
@@ -300,15 +301,21 @@ def logits(shape: ModelShape, work: StageWork) -> float:
 def _whole_rows(shape: ModelShape, work: StageWork, width: float) -> float:
     """Of ``weft/nn/losses.py``: gradients are made in the forward, that of the weight in four
     bytes; a product of two bytes is added to it, of which a processor makes four first."""
-    chunk = CHUNK_LOGITS if work.eager else CHUNK_ELSEWHERE
+    is_compiled = not (work.eager or work.apart)
+    chunk = CHUNK_LOGITS if work.eager else CHUNK_COMPILED if is_compiled else CHUNK_ELSEWHERE
     logits = min(work.tokens, max(CHUNK_TOKENS, chunk // width)) * width
     hidden = work.wide * work.tokens * shape.d_model
     weight = width * shape.d_model * (not work.frozen)
     narrow = work.wide % 4  # what is made beside four bytes
     product = narrow + 4 * (narrow > 0 and work.eager)
+    if is_compiled:  # logits become their gradients, and sums are not rounded
+        return hidden + max(
+            work.wide * logits + 4 * weight, (narrow + 4) * weight, hidden + 2 * work.wide * weight
+        )
     most = (
         (work.wide + 4 * (narrow > 0) + 4) * logits + 4 * weight,  # the softmax
-        (narrow + 4) * logits + (4 + product) * weight,
+        (narrow + 4) * logits + 4 * weight,
+        work.wide * logits + (4 + product) * weight,
         hidden + 2 * work.wide * weight,  # backward, which scales both
     )
     return hidden + max(most)

@@ -20,6 +20,7 @@ from weft.memory.parcels import ToHost, Ways
 from weft.memory.residents import Residents
 from weft.memory.spool import ToDisk
 from weft.nn.init import initial_values
+from weft.nn.losses import LinearCrossEntropy
 from weft.nn.offloaded import offload
 from weft.nn.recomputed import recompute
 from weft.nn.stage import Buffer, InParts, MicroBatch, Objective, Stage, Unit
@@ -306,6 +307,14 @@ def _apply(
                 recompute(unit, mode)
         if asked.compile:
             unit.compile()
+    _tell_losses(stage, compiled=asked.compile)
+
+
+def _tell_losses(stage: Stage, *, compiled: bool) -> None:
+    """Those of heads are compiled where blocks are."""
+    for module in stage.module.modules():
+        if isinstance(module, LinearCrossEntropy):
+            module.compiled = compiled
 
 
 def _blocks(stage: Stage) -> list[Unit]:
