@@ -109,6 +109,26 @@ def test_a_chip_that_only_waits_for_its_host_has_a_profile_that_can_be_read() ->
     assert from_data(json.loads(to_json(cast))) == cast
 
 
+def test_an_accelerator_is_predicted_by_a_large_compiled_model() -> None:
+    """Steps of narrow layers, which wait for the host, once made bf16 look 20 times as fast."""
+    node = replace(detect_node(), cores=2)
+    fast = Product("bf16", 8192, 4096, 4096, 4e-4, 4e-4, 4e-4)
+    card = replace(
+        PROFILE,
+        machine=replace(PROFILE.machine, device="cuda"),
+        products=(*PROFILE.products, fast),
+    )
+    samples = chip_profile.SHORT, chip_profile.LARGE
+    before = [chip_profile.predicted_s(card, node, sample) for sample in samples]
+    taken = {sample: 1.3 * seconds for sample, seconds in zip(samples, before, strict=True)}
+    fitted = chip_profile._busy(card, node, TakingEach(taken), rounds=1)
+    assert chip_profile.predicted_s(fitted, node, samples[1]) == pytest.approx(taken[samples[1]])
+    assert 1.1 < fitted.gap < 1.5
+    assert (fitted.layer_s, fitted.cast_gap) == (0.0, 1.0)
+    (stage,) = chip_profile.LARGE.plan("cuda").pipelines[0].stages
+    assert stage.compile and not chip_profile.SHORT.plan("cuda").pipelines[0].stages[0].compile
+
+
 @dataclass
 class TakingEach:
     """A pool whose jobs take the given seconds, by their sample."""

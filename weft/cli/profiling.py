@@ -28,7 +28,7 @@ def measure_profile(node: Node, *, device: str, quick: bool, say: Callable[[str]
         say("parts of a core, as labs give them")
         found = replace(found, parts=_parts(quick=quick))
     most = max(before, busy_cores(WATCHED_S))
-    if most > BUSY:
+    if device == HOST and most > BUSY:
         warn(
             [
                 f"other work took {most:.1f} cores: rates may be far off, and what ranks take from "

@@ -38,7 +38,7 @@ from weft.nn.stage import MicroBatch
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
-from weft.platform.registry import platform_named
+from weft.platform.registry import PLATFORMS, platform_named
 from weft.simulate.known import core_name, knowledge_of_local, local_view
 from weft.simulate.step import time_of_plan
 from weft.train.assemble import fill, initial
@@ -49,9 +49,6 @@ Say = Callable[[str], None]
 KINDS: tuple[LinkKind, ...] = ("send", "all_reduce", "reduce_scatter", "all_gather", "exchange")
 LINK_BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
 LONG_BYTES, LEAST_SUMS = 1 << 22, 9
-HEADS = ((512, 2048), (512, 4096), (2048, 4096))
-"""Tokens and vocabulary of the heads that are measured, at a width of ``HEAD_WIDTH``."""
-HEAD_WIDTH = 256
 LEAST_GAP = 0.05
 """Where a chip waits for its host nearly all the time, noise may say that operations take less than
 nothing."""
@@ -75,6 +72,7 @@ class Sample:
             layers=(0, self.spec.num_layers),
             device=device,
             precision=self.precision,
+            compile=self.precision != "fp32" and PLATFORMS[device].compiles,
         )
         micro = self.micro * self.mesh.size("dp")
         samples = micro * self.microbatches
@@ -94,6 +92,13 @@ WHOLE = Sample(
     spec=replace(_SIZES["demo-5m"], vocab_size=2048, num_layers=3), micro=2, microbatches=4
 )
 """Tells how much longer operations take one after another than by themselves, and beside others."""
+LARGE = Sample(
+    spec=replace(_SIZES["tinyllama-1.1b"], num_layers=4, seq_len=2048),
+    micro=4,
+    microbatches=2,
+    precision="bf16",
+)
+"""Likewise on an accelerator, in about 9 GiB."""
 SLIGHT = replace(WHOLE, spec=replace(WHOLE.spec, num_layers=1), micro=1)
 HEAVY = replace(WHOLE, spec=replace(WHOLE.spec, num_layers=6), micro=4, microbatches=2)
 """Tell what a process has besides what lives in it: whatever that is, and in parts of it."""
@@ -130,12 +135,15 @@ def profile_chip(node: Node, *, device: str, quick: bool, say: Say) -> Profile:
             **found,
         )
         profile = replace(profile, moving=(*profile.moving, *_losses(profile, heads)))
-        say("real steps of small models")
-        profile = _fitted(profile, node, pool, rounds=3 if quick else 10)
-        if fast_bf16:
-            profile = _casting(profile, node, pool, rounds=3 if quick else 10)
+        say("real steps of small models" if device == "cpu" else "real steps")
+        rounds = 3 if quick else 10
         if device == "cpu":
+            profile = _fitted(profile, node, pool, rounds=rounds)
+            if fast_bf16:
+                profile = _casting(profile, node, pool, rounds=rounds)
             profile = _allocating(profile, min(ranks, 2))
+        else:
+            profile = _busy(profile, node, pool, rounds=rounds)
         return _beside_others(profile, node, pool, ranks, quick, say) if ranks > 1 else profile
 
 
@@ -203,34 +211,34 @@ def measure_alone(
 ) -> dict[str, Any]:
     """What one rank finds out by itself, as fields of a profile, and ``heads``."""
     platform = platform_named(device)
-    extent = measure.FULL if device == "cpu" else measure.ACCELERATED
-    extent = measure.QUICK if quick else extent
+    full, less = measure.FULL, measure.QUICK
+    if device != "cpu":
+        full, less = measure.ACCELERATED, replace(measure.ACCELERATED, least_s=less.least_s)
+    extent = less if quick else full
+    width, wide = extent.widths
     watch = measure.Stopwatch(platform, platform.device(address.local_rank), extent.least_s)
     return {
         "products": tuple(p for dtype in dtypes for p in measure.products(watch, dtype, extent)),
         "attention": tuple(p for dtype in dtypes for p in measure.attention(watch, dtype, extent)),
         "moving": tuple(p for dtype in dtypes for p in measure.moving(watch, dtype, extent)),
         "heads": tuple(
-            (dtype, *head, measure.head_seconds(watch, dtype, *head, HEAD_WIDTH))
+            (Op("head", "matmul", *size), dtype, measure.head_seconds(watch, dtype, *size))
             for dtype in dtypes
-            for head in HEADS
+            for size in ((*tokens_and_vocab, width) for tokens_and_vocab in extent.vocabs)
         ),
         "launch_s": measure.launch_seconds(watch),
-        "memory_bytes_s": measure.copy_bytes_s(watch, 1 << 26),
-        "update_bytes_s": measure.update_bytes_s(watch, 4_000_000),
-        "accumulate_bytes_s": measure.accumulate_bytes_s(watch, 500_000),
+        "memory_bytes_s": measure.copy_bytes_s(watch, extent.copied),
+        "update_bytes_s": measure.update_bytes_s(watch, extent.updated, (wide, width)),
+        "accumulate_bytes_s": measure.accumulate_bytes_s(watch, extent.added),
     }
 
 
-def _losses(
-    profile: Profile, heads: Sequence[tuple[Dtype, int, int, float]]
-) -> Iterator[MovingTime]:
+def _losses(profile: Profile, heads: Sequence[tuple[Op, Dtype, float]]) -> Iterator[MovingTime]:
     """The loss is what a head takes besides its three products."""
-    for dtype, tokens, vocab, seconds in heads:
-        head = Op("head", "matmul", tokens, vocab, HEAD_WIDTH)
+    for head, dtype, seconds in heads:
         products = sum(profile.seconds(head, phase, dtype) for phase in PHASES)
         rest = max(seconds - products, seconds / 20)
-        yield MovingTime("loss", dtype, 10.0 * tokens * vocab, rest / 3, rest * 2 / 3)
+        yield MovingTime("loss", dtype, 10.0 * head.m * head.n, rest / 3, rest * 2 / 3)
 
 
 def _fitted(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> Profile:
@@ -244,6 +252,19 @@ def _fitted(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> P
     profile = replace(profile, step_s=max(short - predicted_s(profile, node, SHORT), 0.0))
     once = predicted_s(replace(profile, gap=0.0), node, WHOLE)
     return replace(profile, gap=_gap(whole, once, predicted_s(profile, node, WHOLE)))
+
+
+def _busy(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> Profile:
+    """Likewise of a device that computes while its host begins the next operations: the least that
+    an operation takes is known, and layers take nothing besides. Steps of a small model say nothing
+    of large ones there."""
+    short, large = (
+        pool.run(real_steps, profile.machine.device, sample, rounds, world_size=1)[0]
+        for sample in (SHORT, LARGE)
+    )
+    profile = replace(profile, step_s=max(short - predicted_s(profile, node, SHORT), 0.0))
+    once = predicted_s(replace(profile, gap=0.0), node, LARGE)
+    return replace(profile, gap=_gap(large, once, predicted_s(profile, node, LARGE)))
 
 
 def _casting(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> Profile:

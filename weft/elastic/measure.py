@@ -35,6 +35,8 @@ RING_BYTES = 24 << 20
 """Operands, and results, that take turns: more than a core's own cache holds."""
 MAX_TURNS = 12
 LEAST_REPEATS = 5
+IN_BLOCKS = ("activation", "plain activation", "norms and residuals")
+"""What is compiled where blocks are."""
 UPDATE_BYTES = 32
 """Of one parameter, as ``Software.optimizer_bytes`` counts them."""
 
@@ -50,8 +52,20 @@ class Extent:
     seq_lens: tuple[int, ...]
     heads: tuple[int, ...]
     """Channels of one head."""
+    queries: tuple[int, int]
+    """Of attention: heads, and about how many tokens in all."""
     tokens: tuple[int, ...]
     """Of what memory bounds."""
+    widths: tuple[int, int] = (256, 704)
+    """Of what memory bounds: of a model, and of its feed-forward."""
+    vocabs: tuple[tuple[int, int], ...] = ((512, 2048), (512, 4096), (2048, 4096))
+    """Of heads with their losses: tokens and vocabulary, at the width of a model."""
+    copied: int = 1 << 26
+    """Bytes of a long array."""
+    updated: int = 4_000_000
+    """Parameters of an optimizer."""
+    added: int = 500_000
+    """Gradients that come to others."""
     least_s: float
     """Time given to one measurement; at least three repeats are made."""
 
@@ -73,6 +87,7 @@ FULL = Extent(
     ),
     seq_lens=(64, 128, 256, 512, 1024, 2048),
     heads=(32, 64, 128),
+    queries=(4, 1024),
     tokens=(128, 512, 2048, 8192),
     least_s=0.05,
 )
@@ -81,6 +96,7 @@ QUICK = Extent(
     weights=((256, 256), (704, 256), (256, 704), (1024, 1024), (4096, 256)),
     seq_lens=(128, 256, 512),
     heads=(64,),
+    queries=(4, 1024),
     tokens=(256, 2048),
     least_s=0.01,
 )
@@ -89,10 +105,16 @@ ACCELERATED = Extent(
     weights=((1024, 1024), (4096, 4096), (11008, 4096), (4096, 11008), (8192, 8192), (32000, 4096)),
     seq_lens=(512, 2048, 4096, 8192),
     heads=(64, 128),
+    queries=(32, 16384),
     tokens=(1024, 16384),
+    widths=(4096, 11008),
+    vocabs=((4096, 32000), (8192, 32000), (8192, 128_000)),
+    copied=1 << 30,
+    updated=256_000_000,
+    added=64_000_000,
     least_s=0.05,
 )
-"""For devices that need large products to be busy."""
+"""For devices that are busy with much at once alone, and whose caches hold what is smaller."""
 
 
 class Stopwatch:
@@ -104,7 +126,7 @@ class Stopwatch:
 
     def __init__(self, platform: Platform, device: torch.device, least_s: float) -> None:
         self.device = device
-        self._platform = platform
+        self.platform = platform
         self._least_s = least_s
         alone = device.type == "cpu" and torch.get_num_threads() == 1
         self._clock = time.thread_time if alone else time.perf_counter
@@ -127,10 +149,10 @@ class Stopwatch:
         return max(median(found), 1e-9)
 
     def _once(self, call: Callable[[int], object], number: int) -> float:
-        self._platform.synchronize()
+        self.platform.synchronize()
         start = self._clock()
         self._kept.append(call(number))
-        self._platform.synchronize()
+        self.platform.synchronize()
         return self._clock() - start
 
     def tensor(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -194,14 +216,15 @@ def attention(watch: Stopwatch, dtype: Dtype, extent: Extent) -> Iterator[Attent
     kind = TORCH_DTYPE[dtype]
     for d_head in extent.heads:
         for seq in extent.seq_lens:
-            batch = max(1, 1024 // seq)
-            q = watch.ring(batch, seq, 4, d_head, dtype=kind)
-            k = watch.ring(batch, seq, 2, d_head, dtype=kind)
-            v = watch.ring(batch, seq, 2, d_head, dtype=kind)
+            heads, tokens = extent.queries
+            batch = max(1, tokens // seq)
+            q = watch.ring(batch, seq, heads, d_head, dtype=kind)
+            k = watch.ring(batch, seq, heads // 2, d_head, dtype=kind)
+            v = watch.ring(batch, seq, heads // 2, d_head, dtype=kind)
             positions = torch.arange(seq, device=watch.device)[None]
             turn = rotation(positions, d_head, theta=1e4, scaling=None, dtype=kind)
             forward, backward = watch.both_ways(partial(_attend, q, k, v, turn), q, k, v)
-            flops = 2 * seq * (seq / 2) * 2 * d_head * 4 * batch
+            flops = 2 * seq * (seq / 2) * 2 * d_head * heads * batch
             yield AttentionTime(dtype, seq, 2 * d_head, forward / flops, backward / flops)
 
 
@@ -212,33 +235,39 @@ def _attend(q: Ring, k: Ring, v: Ring, turn: Rotation, number: int) -> Tensor:
 
 def moving(watch: Stopwatch, dtype: Dtype, extent: Extent) -> Iterator[MovingTime]:
     """What is bound by memory: one layer's activation, norms and residuals, and the embedding."""
-    norm = RMSNorm(256, 1e-5).to(watch.device, TORCH_DTYPE[dtype])
-    table = watch.ring(4096, 256, dtype=TORCH_DTYPE[dtype])
+    norm = RMSNorm(extent.widths[0], 1e-5).to(watch.device, TORCH_DTYPE[dtype])
+    table = watch.ring(4096, extent.widths[0], dtype=TORCH_DTYPE[dtype])
     for rows in extent.tokens:
-        yield from _moving(watch, dtype, rows, norm, table)
+        yield from _moving(watch, dtype, (rows, extent.widths[1]), norm, table)
 
 
 def _moving(
-    watch: Stopwatch, dtype: Dtype, rows: int, norm: nn.Module, table: Ring
+    watch: Stopwatch, dtype: Dtype, wide: tuple[int, int], norm: nn.Module, table: Ring
 ) -> Iterator[MovingTime]:
-    wide, narrow = (rows, 704), (rows, table[0].shape[1])
+    rows, narrow = wide[0], (wide[0], table[0].shape[1])
     gate, up, x = (watch.ring(*shape, dtype=table[0].dtype) for shape in (wide, wide, narrow))
     ids = torch.arange(rows, device=watch.device) % len(table[0])
 
-    def residual(number: int) -> Tensor:
-        once = x[number] + norm(x[number])
+    def residual(x: Tensor) -> Tensor:
+        once = x + norm(x)
         result: Tensor = once + norm(once)
         return result
 
-    calls: Sequence[tuple[str, float, Callable[[int], Tensor], Sequence[Ring]]] = (
-        ("activation", 6.0 * prod(wide), lambda i: F.silu(gate[i]) * up[i], (gate, up)),
-        ("plain activation", 4.0 * prod(wide), lambda i: F.gelu(up[i], approximate="tanh"), (up,)),
+    calls: Sequence[tuple[str, float, Callable[..., Tensor], Sequence[Ring]]] = (
+        ("activation", 6.0 * prod(wide), lambda gate, up: F.silu(gate) * up, (gate, up)),
+        ("plain activation", 4.0 * prod(wide), partial(F.gelu, approximate="tanh"), (up,)),
         ("norms and residuals", 20.0 * prod(narrow), residual, (x,)),
-        ("last norm", 4.0 * prod(narrow), lambda i: norm(x[i]), (x,)),
-        ("embedding", 4.0 * prod(narrow), lambda i: F.embedding(ids, table[i]), (table,)),
+        ("last norm", 4.0 * prod(narrow), norm, (x,)),
+        ("embedding", 4.0 * prod(narrow), partial(F.embedding, ids), (table,)),
     )
-    for name, num_bytes, call, inputs in calls:
-        yield MovingTime(name, dtype, num_bytes, *watch.both_ways(call, *inputs))
+    for name, num_bytes, plain, inputs in calls:
+        made = torch.compile(plain) if watch.platform.compiles and name in IN_BLOCKS else plain
+        times = watch.both_ways(partial(_of_turn, made, inputs), *inputs)
+        yield MovingTime(name, dtype, num_bytes, *times)
+
+
+def _of_turn(call: Callable[..., Tensor], inputs: Sequence[Ring], number: int) -> Tensor:
+    return call(*(ring[number] for ring in inputs))
 
 
 def head_seconds(watch: Stopwatch, dtype: Dtype, tokens: int, vocab: int, d_model: int) -> float:
@@ -250,13 +279,17 @@ def head_seconds(watch: Stopwatch, dtype: Dtype, tokens: int, vocab: int, d_mode
     weights = watch.tensor(tokens)
     num_bytes = weight.nbytes + hidden[0].nbytes
     return watch.seconds(
-        lambda i: linear_cross_entropy(hidden[i], weight, targets, weights), num_bytes=num_bytes
+        lambda i: linear_cross_entropy(
+            hidden[i], weight, targets, weights, compiled=watch.platform.compiles
+        ),
+        num_bytes=num_bytes,
     )
 
 
-def update_bytes_s(watch: Stopwatch, num_params: int) -> float:
-    """Norm of the gradients, clipping and AdamW, in nominal bytes a second."""
-    sizes = [(704, 256)] * max(num_params // (704 * 256), 1)
+def update_bytes_s(watch: Stopwatch, num_params: int, size: tuple[int, int]) -> float:
+    """Norm of the gradients, clipping and AdamW, in nominal bytes a second; of matrices of
+    ``size``."""
+    sizes = [size] * max(num_params // prod(size), 1)
     params = [nn.Parameter(watch.tensor(*size)) for size in sizes]
     grads = [watch.tensor(*size) for size in sizes]
     for param, grad in zip(params, grads, strict=True):
