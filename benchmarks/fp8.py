@@ -34,7 +34,7 @@ from benchmarks.gpu.eight_bits import (
     why_no_torchao,
 )
 from benchmarks.gpu.environment import copy_rates
-from benchmarks.gpu.memory import used
+from benchmarks.gpu.memory import AS_IT_SAYS, allocated, used
 from benchmarks.gpu.part import DisprovedError, Found, Here
 from benchmarks.gpu.speed import built_of, model_of, plan_of
 from benchmarks.state_elsewhere import moved, update
@@ -122,13 +122,13 @@ def training(here: Here, found: Found) -> None:
 def memory(here: Here, found: Found) -> None:
     """The most that a rank holds in bf16 and in eight bits, beside what is predicted."""
     say("memory, GiB" + (" (of a whole process of PyTorch)" if here.is_host else ""))
-    spec, seq_len, samples = model_of(here, "1b")
-    spec = replace(spec, num_layers=min(spec.num_layers, 4))
+    work = model_of(here, "1b")
+    spec, seq_len = replace(work.spec, num_layers=min(work.spec.num_layers, 4)), work.seq_len
     for precision in ("bf16", "fp8"):
-        plan = plan_of(here, spec, samples, precision=precision)
+        plan = plan_of(here, spec, work.samples, work.micro, precision=precision)
         with here.pool() as pool:  # a process remembers its peak
-            peak, _, _ = pool.run(used, plan, spec, seq_len, 3, world_size=1)[0]
-        told = memory_of_plan(plan, spec, seq_len)[0].total / 2**30
+            peak, *_ = pool.run(used, plan, spec, seq_len, 3, world_size=1)[0]
+        told = allocated(here, memory_of_plan(plan, spec, seq_len, training=AS_IT_SAYS)[0])
         found.measures(precision, f"{told:.3f} predicted, {peak:.3f} measured, {told / peak:.2f}")
 
 
@@ -136,9 +136,9 @@ def offload(here: Here, found: Found) -> None:
     """Updates whose state is elsewhere, beside plain copies there and back of as many bytes."""
     tier = "disk" if here.is_host else "host"
     say(f"updates with state on the {tier}")
-    spec, seq_len, samples = model_of(here, "1b")
-    spec = replace(spec, num_layers=min(spec.num_layers, 4))
-    made = built_of(here, spec, seq_len, samples, precision="bf16", state_tier=tier)
+    work = model_of(here, "1b")
+    less = replace(work.spec, num_layers=min(work.spec.num_layers, 4))
+    made = built_of(here, work._replace(spec=less), precision="bf16", state_tier=tier)
     update(made)
     mains = made.gradients.mains
     owned = [t for main in mains for _, t in made.optimizer.owned(main).values()]

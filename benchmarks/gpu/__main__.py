@@ -35,9 +35,9 @@ MODULES = (environment, correct, speed, eight_bits, memory, beside, faults)
 THEMES = {part.name: part for module in MODULES for part in module.PARTS}
 ORDER = (
     "environment", "verify-fp64", "speed-1b", "verify-fp32", "memory", "speed-8b-slice", "fp8",
-    "checkpoint", "shared", "mixed", "prediction", "attention", "head", "faults", "gradients",
-    "long-run", "sanitizer", "links", "company", "among-cards", "peers-8b", "peers", "pieces",
-    "faults-many", "exposed",
+    "checkpoint", "shared", "crowd", "crowd-queues", "mixed", "prediction", "attention", "head",
+    "faults", "gradients", "long-run", "sanitizer", "links", "company", "among-cards", "peers-8b",
+    "peers", "pieces", "faults-many", "exposed",
 )  # fmt: skip
 """The most important first."""
 PARTS: tuple[Part, ...] = tuple(THEMES[name] for name in ORDER)

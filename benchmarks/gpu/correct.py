@@ -19,13 +19,22 @@ from weft.config.errors import ConfigError
 from weft.config.optim_sections import REHEARSAL_EPS, AdamWConfig
 from weft.diagnose.reference import by_reference, lacks_reference
 from weft.diagnose.verdict import tolerance_of
-from weft.diagnose.verify import Rehearsal, Trace, difference, one_process, rehearse, run_rank
+from weft.diagnose.verify import (
+    Rehearsal,
+    Trace,
+    difference,
+    enlarged_rounding,
+    one_process,
+    rehearse,
+    run_rank,
+)
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Precision, ScheduleName, StagePlan
 from weft.platform.base import Platform
 from weft.platform.registry import PLATFORMS
+from weft.precision.registry import PRECISIONS
 from weft.schedules.registry import SCHEDULES
 
 LAYERS = 4
@@ -33,6 +42,10 @@ SAMPLES = 6
 OPTIM = AdamWConfig(lr=0.01, eps=REHEARSAL_EPS, max_grad_norm=0.5)
 STEPS_LONG = 200
 CONNECTIONS = ("1", "8", "32")
+MANY_ON_A_CARD = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"}
+"""Of the environment: NCCL from 2.31 on lets ranks share a card, to try programs by it."""
+LEAST_NCCL = (2, 31)
+CROWD = 4
 
 
 def rehearsal(
@@ -125,7 +138,10 @@ class Table:
         precision = plan.rank_plan(0).stage_plan.precision
         if asked not in self._alone:
             self._alone[asked] = rehearse(self._pool.run, on_host(plan), asked)
-        result = difference(self._alone[asked], rehearse(self._run, plan, asked))
+        alone, enlarged = self._alone[asked], {}
+        if PRECISIONS[precision].roundoff > PRECISIONS["fp32"].roundoff:
+            enlarged = enlarged_rounding(alone, asked, precision)
+        result = difference(alone, rehearse(self._run, plan, asked), enlarged)
         limit = tolerance_of(precision)
         self._found.measures(f"{name}, largest relative difference", result.largest)
         words = f"{name} in {precision} is as one processor within {limit:.0e}"
@@ -190,18 +206,21 @@ def _thirds(devices: tuple[str, str, str]) -> Plan:
 
 
 class Shared(Platform):
-    """All ranks on the first card of a family: libraries refuse that, so by host memory."""
+    """All ranks on the first card of a family: by its own library, which few allow (``crowd``), or
+    by host memory."""
 
-    collective_backend = "none"
-    point_to_point = "none"
-
-    def __init__(self, card: Platform) -> None:
+    def __init__(self, card: Platform, *, native: bool) -> None:
         self._card = card
         self.name, self.has_varlen, self.queues = card.name, card.has_varlen, card.queues
         self.is_host, self.has_tf32, self.compiles = card.is_host, card.has_tf32, card.compiles
+        self.collective_backend = card.collective_backend if native else "none"
+        self.point_to_point = card.point_to_point if native else "none"
 
     def available(self) -> bool:
         return self._card.available()
+
+    def build(self) -> str:
+        return self._card.build()
 
     def device(self, local_rank: int) -> Any:  # noqa: ARG002
         return self._card.device(0)
@@ -215,13 +234,22 @@ class Shared(Platform):
     def peak_memory_gib(self) -> float:
         return self._card.peak_memory_gib()
 
+    def open_group(self, *args: Any) -> Any:
+        return self._card.open_group(*args)
 
-def sharing(address: RankAddress, family: str, job: Callable[..., Any], *args: Any) -> Any:
+    def open_channel(self, *args: Any) -> Any:
+        return self._card.open_channel(*args)
+
+
+def sharing(
+    address: RankAddress, family: str, native: bool, job: Callable[..., Any], *args: Any
+) -> Any:
     """``job`` in a process whose cards of a family are all the first one."""
     card = PLATFORMS[family]
     if not isinstance(card, Shared):
         PLATFORMS.remove(family)
-        PLATFORMS.add(Shared(card))
+        PLATFORMS.add(Shared(card, native=native))
+    os.environ.update(MANY_ON_A_CARD)
     return job(address, *args)
 
 
@@ -231,7 +259,7 @@ def shared(here: Here, found: Found) -> None:
     with here.pool() as alone, here.pool() as pool:
 
         def run(job: Callable[..., Any], *args: Any, world_size: int) -> list[Any]:
-            return pool.run(sharing, here.device, job, *args, world_size=world_size)
+            return pool.run(sharing, here.device, False, job, *args, world_size=world_size)
 
         table = Table(found, alone, run)
         family = rehearsal(next(iter(FAMILIES)))
@@ -303,25 +331,69 @@ def _gap(ours: list[float], theirs: list[float]) -> float:
 
 def company(here: Here, found: Found) -> None:
     """Every way to divide a model among cards, and pipelines with few hardware queues."""
-    with here.pool() as pool:
-        table = Table(found, pool)
+    _ways(here, found, _as_they_are)
+    _queues(here, found, _as_they_are)
+
+
+def crowd(here: Here, found: Found) -> None:
+    """The same ways among ranks that all compute on one card, by its own library of collectives.
+
+    PyTorch comes with an NCCL for now that refuses it; ``LD_PRELOAD`` names a later one.
+    """
+    if _allows_a_crowd(here, found):
+        _ways(replace(here, number=CROWD), found, partial(_on_one_card, here.device))
+
+
+def crowd_queues(here: Here, found: Found) -> None:
+    """Likewise pipelines with few hardware queues."""
+    if _allows_a_crowd(here, found):
+        _queues(here, found, partial(_on_one_card, here.device))
+
+
+def _allows_a_crowd(here: Here, found: Found) -> bool:
+    version = here.platform.versions().get("nccl", "")
+    if here.is_host or tuple(map(int, version.split(".")[:2])) >= LEAST_NCCL:
+        return True
+    needed = ".".join(map(str, LEAST_NCCL))
+    found.measures("left out", f"NCCL {version or 'of unknown version'}, {needed} is needed")
+    return False
+
+
+def _as_they_are(pool: WorkerPool) -> Run:
+    return pool.run
+
+
+def _on_one_card(device: str, pool: WorkerPool) -> Run:
+    def run(*job: Any, world_size: int) -> list[Any]:
+        return pool.run(sharing, device, True, *job, world_size=world_size)
+
+    return run
+
+
+def _ways(here: Here, found: Found, on: Callable[[WorkerPool], Run]) -> None:
+    """``on``: how a pool runs ranks that share a job."""
+    with here.pool() as alone, here.pool() as pool:
+        table = Table(found, alone, on(pool))
         family = rehearsal(next(iter(FAMILIES)), heads=8)
         for name, plan in _divided(here):
             table.compare(name, plan, family)
         table.compare("uneven last micro-batch", mesh_plan(here.device, dp=2, microbatch=4), family)
+
+
+def _queues(here: Here, found: Found, on: Callable[[WorkerPool], Run]) -> None:
     queues = here.platform.queues
     for connections in CONNECTIONS if queues else ():
         with here.pool() as alone, here.pool() as pool:  # a process reads the variable once
             variable = "" if queues is None else queues.variable
-            run = partial(_run_with, pool, variable, connections)
-            table = Table(found, alone, run)
+            table = Table(found, alone, partial(_run_with, on(pool), variable, connections))
+            family = rehearsal(next(iter(FAMILIES)), heads=8)
             for schedule in SCHEDULES:
                 plan = mesh_plan((here.device,) * 2, schedule=schedule)
                 table.compare(f"two stages, {schedule}, {connections} queues", plan, family)
 
 
-def _run_with(pool: WorkerPool, name: str, value: str, *job: Any, world_size: int) -> list[Any]:
-    return pool.run(_in_environment, name, value, *job, world_size=world_size)
+def _run_with(run: Run, name: str, value: str, *job: Any, world_size: int) -> list[Any]:
+    return run(_in_environment, name, value, *job, world_size=world_size)
 
 
 def _in_environment(
@@ -360,5 +432,13 @@ PARTS = (
     Part(
         name="company", asks="every way to divide a model among cards", run=company, minutes=8,
         devices=2,
+    ),
+    Part(
+        name="crowd", asks="the same among ranks that share a card, by its own library", run=crowd,
+        minutes=8,
+    ),
+    Part(
+        name="crowd-queues", asks="pipelines of such ranks with few hardware queues",
+        run=crowd_queues, minutes=8,
     ),
 )  # fmt: skip

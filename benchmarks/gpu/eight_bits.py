@@ -205,28 +205,28 @@ def by_torchao(model: nn.Module) -> nn.Module:
 
 def steps(here: Here, found: Found) -> None:
     """Steps of a slice of an 8B model in bf16 and in eight bits: losses, and tokens a second."""
-    spec, seq_len, samples = model_of(here, "8b")
-    shape, vocab = (samples, seq_len), spec.vocab_size
+    work = model_of(here, "8b")
+    vocab = work.spec.vocab_size
     compiled: dict[str, Any] = {} if here.is_host else {"compile": True}
     makers: dict[str, Callable[[], Step]] = {
-        f"Weft, {precision}": partial(
-            weft_step, here, spec, seq_len, samples, **compiled, precision=precision
-        )
+        f"Weft, {precision}": partial(weft_step, here, work, **compiled, precision=precision)
         for precision in ("bf16", "fp8", "fp8-rowwise", "fp8-delayed")
     }
     if not why_no_torchao(here):
         makers["plain PyTorch with torchao's float8, compiled"] = partial(
-            plain_step, here, spec, change=by_torchao
+            plain_step, here, work, change=by_torchao
         )
     medians, losses = {}, {}
     for who, make in makers.items():  # two do not fit side by side
         step = make()
         torch.manual_seed(0)
-        tokens = torch.randint(0, vocab, (samples, seq_len + 1)).to(here.platform.device(0))
+        tokens = torch.randint(0, vocab, (work.samples, work.seq_len + 1)).to(
+            here.platform.device(0)
+        )
         losses[who] = [float(step(tokens)) for _ in range(4)]  # type: ignore[arg-type]
-        taken = in_turns(here, {who: step}, vocab, shape)[who]
+        taken = in_turns(here, {who: step}, vocab, work.shape)[who]
         medians[who] = statistics.median(taken)
-        found.measures(f"{who}, tokens/s", samples * seq_len / medians[who])
+        found.measures(f"{who}, tokens/s", work.samples * work.seq_len / medians[who])
         del step
     first, *others = (who for who in makers if who.startswith("Weft"))
     for who in others:

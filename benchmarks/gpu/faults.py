@@ -88,7 +88,8 @@ def _faults(ranks: int) -> Callable[[Here, Found], None]:
         job = Job(here, "not-a-number", many, (*long, "optim.lr=1e30", "optim.max_grad_norm=null"))
         job.until_step(1)
         _told(found, "numbers that are none", job, job.ends(), cause="diverged", code=76)
-        job = Job(here, "killed", many, long)
+        alone = (*long, "recovery.restarts=0")
+        job = Job(here, "killed", many, alone)
         job.until_step(3)
         os.kill(job.ranks()[-1], signal.SIGKILL)
         _told(found, "a rank is killed", job, job.ends(), cause="SIGKILL", code=1)
@@ -100,7 +101,7 @@ def _faults(ranks: int) -> Callable[[Here, Found], None]:
         found.proves("asked to stop: saves and ends in time", holds=seconds < WITHIN_S)
         saved = sorted((job.out / "checkpoints").glob("step-*"))
         found.proves(f"asked to stop: {len(saved)} checkpoints", holds=bool(saved))
-        job = Job(here, "in-a-save", many, (*long, "checkpoint.every=1"))
+        job = Job(here, "in-a-save", many, (*alone, "checkpoint.every=1"))
         job.until_step(4)
         for rank in job.ranks():
             os.kill(rank, signal.SIGKILL)

@@ -17,7 +17,8 @@ from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.sections import BatchConfig, Config, DataConfig
-from weft.cost.memory import memory_of_plan
+from weft.cost.memory import Memory, memory_of_plan
+from weft.cost.work import ALL_BY_ADAMW
 from weft.data.batch import Batch
 from weft.data.synthetic import SyntheticDataset
 from weft.plan.model import ModelSpec
@@ -29,6 +30,8 @@ from weft.train.loop import Run, cut
 from weft.train.saving import restore, save
 
 FRAGMENT_STEPS = 200
+AS_IT_SAYS = replace(ALL_BY_ADAMW, by_stage=True)
+"""Blocks are compiled where a plan says so."""
 WITHIN = 0.1
 """Of the memory that was predicted."""
 
@@ -36,7 +39,8 @@ WITHIN = 0.1
 def used(
     address: RankAddress, plan: Plan, spec: ModelSpec, seq_len: int, steps: int
 ) -> list[float]:
-    """GiB: most that was allocated, most that was reserved, reserved in the end."""
+    """GiB: most that was allocated, most that was reserved, reserved in the end, and in use on the
+    whole device then."""
     platform = platform_named(plan.devices[0])
     comm = Comm(device=platform.device(address.local_rank))
     built = assemble_model(plan, spec, comm, optim=OPTIM, seq_len=seq_len)
@@ -48,9 +52,15 @@ def used(
         built.engine.step(cut(batch, [len(part) for part in ranges], comm.device))
     platform.synchronize()
     if platform.is_host:
-        return [platform.peak_memory_gib()] * 3
+        return [platform.peak_memory_gib()] * 4
     reserved = torch.accelerator.max_memory_reserved(), torch.accelerator.memory_reserved()
-    return [platform.peak_memory_gib(), *(each / 2**30 for each in reserved)]
+    free, whole = torch.accelerator.get_memory_info()
+    return [platform.peak_memory_gib(), *(each / 2**30 for each in (*reserved, whole - free))]
+
+
+def allocated(here: Here, told: Memory) -> float:
+    """GiB of what is predicted that an allocator hands out; of a process, what it takes in all."""
+    return (told.total - (0 if here.is_host else told.runtime + told.fragments)) / 2**30
 
 
 def plans(here: Here, spec: ModelSpec) -> Iterator[tuple[str, Plan]]:
@@ -58,26 +68,25 @@ def plans(here: Here, spec: ModelSpec) -> Iterator[tuple[str, Plan]]:
     for precision, recompute, (samples, micro) in product(
         dict.fromkeys((here.fast, "fp32")), ("off", "full"), ((1, 1), (2, 1), (2, 2))
     ):
-        plan = plan_of(here, spec, samples, precision=precision, recompute=recompute)
-        (pipeline,) = plan.pipelines
-        plan = replace(plan, pipelines=(replace(pipeline, microbatch=micro),))
+        plan = plan_of(here, spec, samples, micro, precision=precision, recompute=recompute)
         if not here.is_host or recompute == "off":
             yield f"{precision}, recompute {recompute}, {samples} in micro-batches of {micro}", plan
 
 
 def memory(here: Here, found: Found) -> None:
     """The most that each of twelve plans holds, beside what was predicted; then many steps."""
-    spec, seq_len, _ = model_of(here, "1b")
+    spec, seq_len, *_ = model_of(here, "1b")
     spec = replace(spec, num_layers=min(spec.num_layers, 4))
     good, errors = 0, []
     for name, plan in plans(here, spec):
         with here.pool() as pool:  # a process remembers its peak
-            peak, reserved, _ = pool.run(used, plan, spec, seq_len, 3, world_size=1)[0]
-        told = memory_of_plan(plan, spec, seq_len)[0].total / 2**30
+            peak, _, _, in_use = pool.run(used, plan, spec, seq_len, 3, world_size=1)[0]
+        table = memory_of_plan(plan, spec, seq_len, training=AS_IT_SAYS)[0]
+        told = allocated(here, table)
         errors.append(told / peak - 1)
         good += abs(errors[-1]) <= WITHIN
-        words = f"{told:.2f} predicted, {peak:.2f} allocated, {reserved:.2f} reserved"
-        found.measures(f"{name}, GiB", words)
+        whole = f"with runtime and fragments {table.total / 2**30:.2f} and {in_use:.2f}"
+        found.measures(f"{name}, GiB", f"{told:.2f} predicted, {peak:.2f} allocated; {whole}")
     found.measures(f"plans within {WITHIN:.0%}", f"{good} of {len(errors)}")
     _, plan = next(plans(here, spec))
     steps = 20 if here.is_host else FRAGMENT_STEPS
@@ -125,8 +134,8 @@ def keep(
 
 def checkpoint(here: Here, found: Found) -> None:
     """Processor to card to processor: not a bit changes. Then how fast a large one is."""
-    spec, seq_len, _ = model_of(replace(here, device="cpu"), "1b")
-    own = plan_of(here, spec, 1, precision="fp32")
+    spec, seq_len, *_ = model_of(replace(here, device="cpu"), "1b")
+    own = plan_of(here, spec, 1, 1, precision="fp32")
     host = own.each(lambda stage: replace(stage, device="cpu"))
     roots = [here.folder / name for name in ("begin", "there", "back")]
     with here.pool() as pool:
@@ -138,8 +147,8 @@ def checkpoint(here: Here, found: Found) -> None:
     for name, other in zip((here.device, "cpu again"), others, strict=True):
         differs = [key for key in _contents(first) if not _equal(first, other, *key)]
         found.proves(f"bit-equal on {name}: {len(_contents(first))} tensors", holds=not differs)
-    large, seq_len, _ = model_of(here, "1b")
-    plan = plan_of(here, large, 1)
+    large, seq_len, *_ = model_of(here, "1b")
+    plan = plan_of(here, large, 1, 1)
     with here.pool() as pool:
         seconds = pool.run(keep, plan, large, seq_len, "", here.folder / "large", world_size=1)[0]
         files = [file for file in (here.folder / "large").rglob("*") if file.is_file()]

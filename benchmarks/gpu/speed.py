@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -51,74 +51,100 @@ CLI_S = 420.0
 Step = Callable[[Tensor], object]
 
 
-def model_of(here: Here, name: str) -> tuple[ModelSpec, int, int]:
-    """A model, its tokens in a sample, and samples of a step; small where memory is."""
+class Work(NamedTuple):
+    """A model and what it is trained on in a step."""
+
+    spec: ModelSpec
+    seq_len: int
+    samples: int
+    micro: int
+    """Samples of a micro-batch."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.samples, self.seq_len
+
+    @property
+    def flops(self) -> float:
+        """Of a step, without what is computed again."""
+        return train_flops_per_token(self.spec, self.seq_len) * self.samples * self.seq_len
+
+
+def model_of(here: Here, name: str) -> Work:
+    """A model and its batch, small where memory is; real ones have 32,768 tokens a step."""
     if here.is_host:
-        return replace(SIZES["debug-1m"], vocab_size=512, seq_len=64), 64, 2
+        return Work(replace(SIZES["debug-1m"], vocab_size=512, seq_len=64), 64, 2, 1)
     if not here.is_big:
-        return replace(SIZES["tinyllama-1.1b"], num_layers=4, seq_len=2048), 2048, 2
-    samples = 1 if here.memory_gib < ROOMY_GIB else 2 if name == "1b" else 4
+        return Work(replace(SIZES["tinyllama-1.1b"], num_layers=4, seq_len=2048), 2048, 2, 1)
     if name == "1b":
         spec = replace(SIZES["llama3.2-1b"], seq_len=4096, rope_scaling=None, tied=False)
-        return spec, 4096, samples
-    return replace(SIZES["llama3-8b"], num_layers=8, seq_len=4096), 4096, samples
+        return Work(spec, 4096, 8, 4)
+    micro = 4 if here.memory_gib >= ROOMY_GIB else 2
+    return Work(replace(SIZES["llama3-8b"], num_layers=8, seq_len=4096), 4096, 8, micro)
 
 
-def plan_of(here: Here, spec: ModelSpec, samples: int, **stage: Any) -> Plan:
+def plan_of(here: Here, spec: ModelSpec, samples: int, micro: int, **stage: Any) -> Plan:
     """One card."""
     alone = StagePlan(
         mesh=Mesh.of((0,)), layers=(0, spec.num_layers), device=here.device,
         **{"precision": here.fast, **stage},
     )  # fmt: skip
-    pipeline = PipelinePlan(stages=(alone,), samples=samples, microbatch=samples)
+    pipeline = PipelinePlan(stages=(alone,), samples=samples, microbatch=micro)
     return Plan(num_layers=spec.num_layers, pipelines=(pipeline,))
 
 
-def built_of(here: Here, spec: ModelSpec, seq_len: int, samples: int, **stage: Any) -> Built:
+def built_of(here: Here, work: Work, **stage: Any) -> Built:
     """A rank that holds it all, with values."""
     comm = Comm(device=here.platform.device(0))
-    plan = plan_of(here, spec, samples, **stage)
-    built = assemble_model(plan, spec, comm, optim=OPTIM, seq_len=seq_len)
+    plan = plan_of(here, work.spec, work.samples, work.micro, **stage)
+    built = assemble_model(plan, work.spec, comm, optim=OPTIM, seq_len=work.seq_len)
     fill(built.gradients, initial(0))
     return built
 
 
-def weft_step(here: Here, spec: ModelSpec, seq_len: int, samples: int, **stage: Any) -> Step:
+def weft_step(here: Here, work: Work, **stage: Any) -> Step:
     """Weft's step on ``[samples, seq_len + 1]`` tokens."""
-    built = built_of(here, spec, seq_len, samples, **stage)
+    built = built_of(here, work, **stage)
     device = here.platform.device(0)
-    ones = torch.ones(samples, seq_len, device=device)
-    places = Context(positions=torch.arange(seq_len, device=device)[None])
+    ones = torch.ones(work.micro, work.seq_len, device=device)
+    places = Context(positions=torch.arange(work.seq_len, device=device)[None])
 
     def step(tokens: Tensor) -> object:
-        tensors = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": ones}
-        return built.engine.step([MicroBatch(tensors, places)]).loss
+        batch = [
+            MicroBatch({"tokens": part[:, :-1], "targets": part[:, 1:], "weights": ones}, places)
+            for part in tokens.split(work.micro)  # type: ignore[no-untyped-call]
+        ]
+        return built.engine.step(batch).loss
 
     return step
 
 
-def plain_step(here: Here, spec: ModelSpec, *, change: Callable[[nn.Module], object] = id) -> Step:
+def plain_step(here: Here, work: Work, *, change: Callable[[nn.Module], object] = id) -> Step:
     """A compiled loop as people write it: fp32 parameters, autocast, fused AdamW, clipping.
 
     ``change``: makes something of the model, in place.
     """
     with here.platform.device(0):
-        model = PlainLlama(spec)
+        model = PlainLlama(work.spec)
     change(model)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.02)
     optimizer = torch.optim.AdamW(model.parameters(), lr=OPTIM.lr, fused=True)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(here.fast)
     loss_of: Callable[..., Tensor] = token_loss if here.is_host else torch.compile(token_loss)
+    parts = work.samples // work.micro
 
     def step(tokens: Tensor) -> object:
-        with torch.autocast(here.device, dtype=dtype, enabled=dtype is not None):
-            loss = loss_of(model, tokens)
-        loss.backward()  # type: ignore[no-untyped-call]
+        losses = []
+        for part in tokens.split(work.micro):  # type: ignore[no-untyped-call]
+            with torch.autocast(here.device, dtype=dtype, enabled=dtype is not None):
+                loss = loss_of(model, part) / parts
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        return loss.detach()
+        return torch.stack(losses).sum()
 
     return step
 
@@ -167,31 +193,31 @@ def peaks(here: Here) -> dict[str, float]:
 def _speed(name: str) -> Callable[[Here, Found], None]:
     def speed(here: Here, found: Found) -> None:
         here.platform.multiply_fp32(tf32=False)
-        spec, seq_len, samples = model_of(here, name)
-        shape, vocab = (samples, seq_len), spec.vocab_size
-        what = f"{spec.num_layers} layers of {spec.d_model}, {seq_len} x {samples}, {here.fast}"
+        work = model_of(here, name)
+        spec, vocab = work.spec, work.spec.vocab_size
+        batch = f"{work.samples} samples of {work.seq_len}, {work.micro} at a time"
+        what = f"{spec.num_layers} layers of {spec.d_model}, {batch}, {here.fast}"
         found.measures("model", what)
         references = peaks(here)
         compiled = {} if here.is_host else {"compile": True}
         makers: dict[str, Callable[[], Step]] = {
-            "Weft": partial(weft_step, here, spec, seq_len, samples, **compiled),
-            "plain PyTorch, compiled": partial(plain_step, here, spec),
-            "Weft, eager": partial(weft_step, here, spec, seq_len, samples),
-            "Weft, recompute": partial(
-                weft_step, here, spec, seq_len, samples, **compiled, recompute="full"
-            ),
+            "Weft": partial(weft_step, here, work, **compiled),
+            "plain PyTorch, compiled": partial(plain_step, here, work),
+            "Weft, eager": partial(weft_step, here, work),
+            "Weft, recompute": partial(weft_step, here, work, **compiled, recompute="full"),
         }
         first, second, *others = makers
         # Two large models do not fit side by side: then one after the other.
-        turns = [[first, second]] if name == "1b" else [[first], [second]]
+        fit = here.is_host or not here.is_big or (name == "1b" and here.memory_gib >= ROOMY_GIB)
+        turns = [[first, second]] if fit else [[first], [second]]
         seconds: dict[str, list[float]] = {}
         for group in [*turns, *([each] for each in others)]:
             steps = {who: makers[who]() for who in group}
-            seconds |= in_turns(here, steps, vocab, shape)
+            seconds |= in_turns(here, steps, vocab, work.shape)
             for who in group:
-                _tell(found, who, statistics.median(seconds[who]), spec, shape, references)
+                _tell(found, who, statistics.median(seconds[who]), work, references)
             if first in steps:
-                profiled(here, found, steps[first], vocab, shape)
+                profiled(here, found, steps[first], vocab, work.shape)
             del steps
             gc.collect()  # hooks of parameters lead back to their model
         weft, plain = seconds[first], seconds[second]
@@ -200,8 +226,7 @@ def _speed(name: str) -> Callable[[Here, Found], None]:
         if not here.is_host:
             found.proves(f"as fast as the plain loop: {ratio:.3f}", holds=ratio >= 1.0)
             peak = next(iter(references.values()))
-            flops = train_flops_per_token(spec, seq_len) * samples * seq_len
-            mfu = flops / statistics.median(weft) / peak
+            mfu = work.flops / statistics.median(weft) / peak
             found.proves(f"half of the first reference's peak: {mfu:.1%}", holds=mfu >= 0.5)
         else:
             found.proves("both loops train, in turns")
@@ -209,15 +234,10 @@ def _speed(name: str) -> Callable[[Here, Found], None]:
     return speed
 
 
-def _tell(
-    found: Found, who: str, seconds: float, spec: ModelSpec, shape: Sequence[int],
-    references: dict[str, float],
-) -> None:  # fmt: skip
-    tokens = shape[0] * shape[1]
-    found.measures(f"{who}, tokens/s", tokens / seconds)
-    flops = train_flops_per_token(spec, shape[1]) * tokens
+def _tell(found: Found, who: str, seconds: float, work: Work, references: dict[str, float]) -> None:
+    found.measures(f"{who}, tokens/s", work.samples * work.seq_len / seconds)
     for reference, peak in references.items():
-        found.measures(f"{who}, MFU of {reference}", f"{flops / seconds / peak:.1%}")
+        found.measures(f"{who}, MFU of {reference}", f"{work.flops / seconds / peak:.1%}")
 
 
 def profiled(here: Here, found: Found, step: Step, vocab: int, shape: Sequence[int]) -> None:
@@ -246,8 +266,8 @@ def profiled(here: Here, found: Found, step: Step, vocab: int, shape: Sequence[i
 
 def gradients(here: Here, found: Found) -> None:
     """The way of gradients alone: norm, clipping, update, and bf16 copies of parameters."""
-    spec, seq_len, samples = model_of(here, "1b")
-    built = built_of(here, spec, seq_len, samples)
+    work = model_of(here, "1b")
+    built = built_of(here, work)
     for main in built.gradients.mains:
         main.grad = torch.zeros_like(main.value)
     factor = torch.ones((), dtype=torch.float64, device=here.platform.device(0))
@@ -261,7 +281,7 @@ def gradients(here: Here, found: Found) -> None:
         times.append(time.perf_counter() - begun)
         for main in built.gradients.mains:
             main.grad = torch.zeros_like(main.value)
-    count = sum(param.numel for param in param_specs(spec))
+    count = sum(param.numel for param in param_specs(work.spec))
     found.measures(f"update of {count / 1e6:.0f} M parameters, ms", statistics.median(times) * 1e3)
     found.measures("of 32 bytes a parameter, GB/s", 32 * count / statistics.median(times) / 1e9)
     values = torch.stack([main.value.isfinite().all() for main in built.gradients.mains])
@@ -382,7 +402,7 @@ def model_over_all(
 ) -> tuple[ModelSpec, int, tuple[int, ...], dict[str, Any]]:
     """An 8B model, or what of it the cards hold; its tokens, all ranks, and how they compute."""
     many = 2 if here.is_host else 2 ** (here.number.bit_length() - 1)
-    spec, seq_len, _ = model_of(here, "8b")
+    spec, seq_len, *_ = model_of(here, "8b")
     if here.is_big and here.memory_gib * many > WHOLE_8B_GIB:
         spec = replace(spec, num_layers=32)
     found.measures("model", f"{spec.num_layers} layers of {spec.d_model}, {many} ranks")

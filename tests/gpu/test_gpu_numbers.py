@@ -66,7 +66,7 @@ def run_on_one_card() -> Iterator[Callable[..., Any]]:
 
         def run(device: str) -> Callable[..., list[Any]]:
             return lambda job, *args, world_size: apart.run(
-                sharing, device, job, *args, world_size=world_size
+                sharing, device, False, job, *args, world_size=world_size
             )
 
         yield run
