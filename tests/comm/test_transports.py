@@ -68,12 +68,19 @@ def test_builds_for_different_vendors_are_different_libraries(
     torch_build: TorchBuild, build: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them say cuda and nccl."""
-    monkeypatch.setattr("weft.platform.cuda.COLLECTIVES", ())
     monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 27, 5))
-    monkeypatch.setattr("weft.platform.cuda._driver_version", lambda: 12080)
+    said = {"cuDriverGetVersion": 12080}
+    monkeypatch.setattr("weft.platform.cuda._said", lambda _, call: said.get(call, 0))
     monkeypatch.setattr("weft.platform.cuda.installed_torch", lambda: torch_build)
     assert PLATFORMS["cuda"].build() == build
     assert PLATFORMS["cuda"].versions() == {"nccl": "2.27.5", "driver": "12.8"}
+
+
+def test_drivers_of_amd_count_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.version.hip", "6.4.43482")
+    said = {"hipDriverGetVersion": 60443482, "ncclGetVersion": 22203}
+    monkeypatch.setattr("weft.platform.cuda._said", lambda _, call: said[call])
+    assert PLATFORMS["cuda"].versions() == {"nccl": "2.22.3", "driver": "6.4"}
 
 
 def test_a_channel_talks_as_its_library_sends_from_rank_to_rank() -> None:

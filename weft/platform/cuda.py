@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import ProcessGroup, Store
 
-COLLECTIVES = ("libnccl.so.2", "librccl.so.1")
-DRIVERS = {"libcuda.so.1": "cuDriverGetVersion", "libamdhip64.so": "hipDriverGetVersion"}
 NOTED = 200_000
 """Events of memory that are kept, the last ones."""
 CHANNEL_CTAS = 4
@@ -54,7 +53,7 @@ class CudaPlatform(Platform):
     def versions(self) -> Mapping[str, str]:
         found = {self.collective_backend: ".".join(map(str, _nccl_version()))}
         driver = _driver_version()
-        return {**found, "driver": f"{driver // 1000}.{driver % 1000 // 10}"} if driver else found
+        return {**found, "driver": driver} if driver else found
 
     def why_not_available(self) -> str:
         import torch
@@ -201,26 +200,36 @@ def _arch(name: str) -> tuple[int, int]:
     return int(number[:-1]), int(number[-1])
 
 
-def _driver_version() -> int:
-    """The latest CUDA or HIP that it knows, such as 12080; 0: it does not say. PyTorch has no call
-    for it in all of its versions."""
+def _driver_version() -> str:
+    """The latest CUDA or HIP that it knows, such as 12.8; empty where it does not say. PyTorch has
+    no call for it in all of its versions."""
+    import torch
+
+    if torch.version.hip is not None:
+        number = _said("libamdhip64.so", "hipDriverGetVersion")
+        return f"{number // 10_000_000}.{number // 100_000 % 100}" if number else ""
+    number = _said("libcuda.so.1", "cuDriverGetVersion")
+    return f"{number // 1000}.{number % 1000 // 10}" if number else ""
+
+
+def _said(library: str, call: str) -> int:
+    """The number that a call of a library in this process gives; 0: it is not loaded here."""
     number = ctypes.c_int()
-    for library, call in DRIVERS.items():
-        with suppress(OSError, AttributeError):
-            if getattr(ctypes.CDLL(library), call)(ctypes.byref(number)) == 0:
-                return number.value
+    with suppress(OSError, AttributeError):
+        loaded = ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        if getattr(loaded, call)(ctypes.byref(number)) == 0:
+            return number.value
     return 0
 
 
 def _nccl_version() -> tuple[int, ...]:
     """Of the library in this process; where it does not say, of the one that PyTorch was built
     with, which is all that PyTorch knows."""
+    import torch
     from torch.cuda import nccl
 
-    number = ctypes.c_int()
-    for library in COLLECTIVES:
-        with suppress(OSError, AttributeError):
-            if ctypes.CDLL(library).ncclGetVersion(ctypes.byref(number)) == 0:
-                return number.value // 10_000, number.value // 100 % 100, number.value % 100
+    library = "libnccl.so.2" if torch.version.hip is None else "librccl.so.1"
+    if number := _said(library, "ncclGetVersion"):
+        return number // 10_000, number // 100 % 100, number % 100
     version: tuple[int, ...] = nccl.version()  # type: ignore[no-untyped-call]
     return version
