@@ -1,13 +1,16 @@
 """Measuring a chip: a few shapes for real, in processes, and what is made of them."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
+from torch import Tensor
 
 from weft.cost.profile import AttentionTime, LinkTime, Machine, MovingTime, Product, Profile
 from weft.cost.profile_file import from_data, to_json
-from weft.elastic import chip_profile
+from weft.elastic import chip_profile, measure
 from weft.elastic.chip_profile import (
     KINDS,
     SHORT,
@@ -19,6 +22,7 @@ from weft.elastic.chip_profile import (
 from weft.elastic.rounds import measure_rounds
 from weft.plan.mesh import Mesh
 from weft.platform.detect import detect_node
+from weft.platform.registry import platform_named
 
 PROFILE = Profile(
     name="C1 core",
@@ -168,3 +172,30 @@ def test_real_steps_of_ranks_that_talk(pool, axis: str) -> None:
 
 def test_real_steps_take_time(pool) -> None:
     assert 0 < pool.run(real_steps, "cpu", SHORT, 1, world_size=1)[0] < 60
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's own compiler
+def test_what_is_compiled_goes_back_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code gives away the buffers of a forward where nothing forbids it."""
+    from torch._functorch import config
+
+    seen = []
+
+    def compiled(call: Callable[..., Tensor], **_: object) -> Callable[..., Tensor]:
+        seen.append(config.donated_buffer)
+        return call
+
+    monkeypatch.setattr("torch.compile", compiled)
+    watch = measure.Stopwatch(platform_named("cpu"), torch.device("cpu"), 1e-4)
+    ring = measure.Ring([torch.randn(8, 16) for _ in range(2)])
+    for how in (True, False):
+        assert min(measure._both_ways(watch, torch.sin, (ring,), how)) > 0
+    assert seen == [False]
+
+
+def test_what_a_device_has_no_room_for_is_left_out() -> None:
+    def too_large() -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    found = [*measure.as_fits(lambda: 1), *measure.as_fits(too_large), *measure.as_fits(lambda: 2)]
+    assert found == [1, 2]

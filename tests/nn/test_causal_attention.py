@@ -1,6 +1,7 @@
 """Blocks of queries give what PyTorch's own attention gives, values and gradients."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -236,3 +237,10 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradcheck(
         lambda q, k, v: causal_attention(q, k, v, None), _inputs((1, 4, 4, 2), torch.float64)
     )
+
+
+@pytest.mark.parametrize(("width", "fits"), [(4, False), (8, True), (20, False), (256, True)])
+def test_widths_that_the_kernel_takes(width: int, fits: bool) -> None:
+    """On a card it refuses others itself, in the middle of a step."""
+    packed: Any = SimpleNamespace(borders=torch.tensor([0, 3, 5]))
+    assert has_kernel(torch.zeros(1, 5, 2, width, dtype=torch.bfloat16), packed) is fits

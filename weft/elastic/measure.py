@@ -9,10 +9,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from math import prod
 from statistics import median
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +29,8 @@ from weft.nn.norm import RMSNorm
 from weft.nn.rope import Rotation, rotate, rotation
 from weft.platform.base import Platform
 
+T = TypeVar("T")
+
 TORCH_DTYPE: dict[Dtype, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
@@ -35,6 +40,8 @@ RING_BYTES = 24 << 20
 """Operands, and results, that take turns: more than a core's own cache holds."""
 MAX_TURNS = 12
 LEAST_REPEATS = 5
+FEW_QUERIES = (4, 1024)
+"""Heads and tokens of attention in fp32, where many a kernel keeps all scores."""
 IN_BLOCKS = ("activation", "plain activation", "norms and residuals")
 """What is compiled where blocks are."""
 UPDATE_BYTES = 32
@@ -87,7 +94,7 @@ FULL = Extent(
     ),
     seq_lens=(64, 128, 256, 512, 1024, 2048),
     heads=(32, 64, 128),
-    queries=(4, 1024),
+    queries=FEW_QUERIES,
     tokens=(128, 512, 2048, 8192),
     least_s=0.05,
 )
@@ -96,7 +103,7 @@ QUICK = Extent(
     weights=((256, 256), (704, 256), (256, 704), (1024, 1024), (4096, 256)),
     seq_lens=(128, 256, 512),
     heads=(64,),
-    queries=(4, 1024),
+    queries=FEW_QUERIES,
     tokens=(256, 2048),
     least_s=0.01,
 )
@@ -195,11 +202,18 @@ def _turns(num_bytes: float) -> int:
     return int(min(max(RING_BYTES // max(num_bytes, 1), 2), MAX_TURNS))
 
 
+def as_fits(measured: Callable[[], T]) -> Iterator[T]:
+    """It, or nothing where the device has no room for it: small cards leave out large shapes."""
+    with suppress(torch.OutOfMemoryError):
+        yield measured()
+
+
 def products(watch: Stopwatch, dtype: Dtype, extent: Extent) -> Iterator[Product]:
     """Linear layers, each phase by itself."""
     for n, k in extent.weights:
         w = watch.ring(n, k, dtype=TORCH_DTYPE[dtype])
-        yield from (_product(watch, dtype, w, m) for m in extent.rows)
+        for m in extent.rows:
+            yield from as_fits(partial(_product, watch, dtype, w, m))
 
 
 def _product(watch: Stopwatch, dtype: Dtype, w: Ring, m: int) -> Product:
@@ -213,19 +227,23 @@ def _product(watch: Stopwatch, dtype: Dtype, w: Ring, m: int) -> Product:
 
 def attention(watch: Stopwatch, dtype: Dtype, extent: Extent) -> Iterator[AttentionTime]:
     """Turning queries and keys, then mixing values; two queries share a key."""
-    kind = TORCH_DTYPE[dtype]
-    for d_head in extent.heads:
-        for seq in extent.seq_lens:
-            heads, tokens = extent.queries
-            batch = max(1, tokens // seq)
-            q = watch.ring(batch, seq, heads, d_head, dtype=kind)
-            k = watch.ring(batch, seq, heads // 2, d_head, dtype=kind)
-            v = watch.ring(batch, seq, heads // 2, d_head, dtype=kind)
-            positions = torch.arange(seq, device=watch.device)[None]
-            turn = rotation(positions, d_head, theta=1e4, scaling=None, dtype=kind)
-            forward, backward = watch.both_ways(partial(_attend, q, k, v, turn), q, k, v)
-            flops = 2 * seq * (seq / 2) * 2 * d_head * heads * batch
-            yield AttentionTime(dtype, seq, 2 * d_head, forward / flops, backward / flops)
+    for d_head, seq in product(extent.heads, extent.seq_lens):
+        queries = extent.queries if dtype != "fp32" else FEW_QUERIES
+        yield from as_fits(partial(_attention, watch, dtype, d_head, seq, *queries))
+
+
+def _attention(
+    watch: Stopwatch, dtype: Dtype, d_head: int, seq: int, heads: int, tokens: int
+) -> AttentionTime:
+    kind, batch = TORCH_DTYPE[dtype], max(1, tokens // seq)
+    q = watch.ring(batch, seq, heads, d_head, dtype=kind)
+    k = watch.ring(batch, seq, heads // 2, d_head, dtype=kind)
+    v = watch.ring(batch, seq, heads // 2, d_head, dtype=kind)
+    positions = torch.arange(seq, device=watch.device)[None]
+    turn = rotation(positions, d_head, theta=1e4, scaling=None, dtype=kind)
+    forward, backward = watch.both_ways(partial(_attend, q, k, v, turn), q, k, v)
+    flops = 2 * seq * (seq / 2) * 2 * d_head * heads * batch
+    return AttentionTime(dtype, seq, 2 * d_head, forward / flops, backward / flops)
 
 
 def _attend(q: Ring, k: Ring, v: Ring, turn: Rotation, number: int) -> Tensor:
@@ -238,12 +256,13 @@ def moving(watch: Stopwatch, dtype: Dtype, extent: Extent) -> Iterator[MovingTim
     norm = RMSNorm(extent.widths[0], 1e-5).to(watch.device, TORCH_DTYPE[dtype])
     table = watch.ring(4096, extent.widths[0], dtype=TORCH_DTYPE[dtype])
     for rows in extent.tokens:
-        yield from _moving(watch, dtype, (rows, extent.widths[1]), norm, table)
+        for times in as_fits(partial(_moving, watch, dtype, (rows, extent.widths[1]), norm, table)):
+            yield from times
 
 
 def _moving(
     watch: Stopwatch, dtype: Dtype, wide: tuple[int, int], norm: nn.Module, table: Ring
-) -> Iterator[MovingTime]:
+) -> list[MovingTime]:
     rows, narrow = wide[0], (wide[0], table[0].shape[1])
     gate, up, x = (watch.ring(*shape, dtype=table[0].dtype) for shape in (wide, wide, narrow))
     ids = torch.arange(rows, device=watch.device) % len(table[0])
@@ -260,10 +279,26 @@ def _moving(
         ("last norm", 4.0 * prod(narrow), norm, (x,)),
         ("embedding", 4.0 * prod(narrow), partial(F.embedding, ids), (table,)),
     )
-    for name, num_bytes, plain, inputs in calls:
-        made = torch.compile(plain) if watch.platform.compiles and name in IN_BLOCKS else plain
-        times = watch.both_ways(partial(_of_turn, made, inputs), *inputs)
-        yield MovingTime(name, dtype, num_bytes, *times)
+    found = []
+    for name, num_bytes, call, inputs in calls:
+        compiled = watch.platform.compiles and name in IN_BLOCKS
+        found.append(MovingTime(name, dtype, num_bytes, *_both_ways(watch, call, inputs, compiled)))
+    return found
+
+
+def _both_ways(
+    watch: Stopwatch, call: Callable[..., Tensor], inputs: Sequence[Ring], compiled: bool
+) -> tuple[float, float]:
+    """``watch.both_ways`` of a function of tensors. Backward is called again and again here, so
+    compiled code may not give its buffers away."""
+    if not compiled:
+        return watch.both_ways(partial(_of_turn, call, inputs), *inputs)
+    from torch._functorch import config  # PyTorch's compiler, which most runs do without
+
+    with config.patch(donated_buffer=False):
+        return watch.both_ways(
+            partial(_of_turn, torch.compile(call, dynamic=False), inputs), *inputs
+        )
 
 
 def _of_turn(call: Callable[..., Tensor], inputs: Sequence[Ring], number: int) -> Tensor:

@@ -43,7 +43,7 @@ def initial_values(
     if spec.init.kind != "normal":
         return torch.full(box.size, float(spec.init.kind == "ones"), dtype=dtype)
     key, runs, done = _key(seed, spec.name), _runs(spec.shape, box), 0
-    if device != HOST:
+    if device.type != HOST.type:
         from weft.nn.init_elsewhere import has_same_bits, normal_on
 
         if has_same_bits(device):

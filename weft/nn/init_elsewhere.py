@@ -1,8 +1,9 @@
 """The normal values of ``weft.nn.init``, bit for bit, made by a device.
 
-A processor makes some tens of millions a second, a card a thousand million. Every operation is one
-of PyTorch's own kernels, which rounds once: 64-bit integers, and additions, multiplications,
-divisions and square roots in fp64. Whether a device does that right is tried before it is used.
+A processor's core makes some tens of millions a second, and a card has to wait for them. Every
+operation is one of PyTorch's own kernels, which rounds once: 64-bit integers, and additions,
+multiplications, divisions and square roots in fp64. Whether a device does that right is tried
+before it is used.
 """
 
 from __future__ import annotations

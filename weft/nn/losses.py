@@ -131,7 +131,7 @@ def _adds_in_wide(device: torch.device) -> bool:
 def _compiled() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     # Of few tokens it says which of two ways it takes.
     warnings.filterwarnings("ignore", r"\s*Online softmax is disabled", UserWarning)
-    return torch.compile(into_gradient, fullgraph=True)
+    return torch.compile(into_gradient)  # of ever new sizes it goes on without the compiler
 
 
 def into_gradient(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
