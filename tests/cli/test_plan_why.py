@@ -35,7 +35,7 @@ def test_one_line_says_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_plan_that_does_not_fit_is_judged_too(capsys: pytest.CaptureFixture[str]) -> None:
     told = why("dp=8", capsys)
     assert told["reason"] == "memory" and not told["fits"]
-    assert "needs 176.7 GiB of 73.6 that may be planned. Divide gradients" in str(told["words"])
+    assert "needs 175.2 GiB of 73.6 that may be planned. Divide gradients" in str(told["words"])
 
 
 def test_values_of_the_configuration_say_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +62,7 @@ def test_people_read_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\n  fullest rank, GiB" in text
     assert run([*COMMAND, "--why", "dp=8"]) == 0
     text = capsys.readouterr().out
-    assert "  does not fit: pipelines[0].stages[0] on H100-SXM5-80GB needs 176.7 GiB of " in text
+    assert "  does not fit: pipelines[0].stages[0] on H100-SXM5-80GB needs 175.2 GiB of " in text
     assert "  with enough memory, a step would take " in text and "% of a step" not in text
 
 

@@ -110,7 +110,7 @@ def test_the_best_loses_to_nobody() -> None:
 def test_a_plan_without_room_is_told_so_with_a_way_out() -> None:
     told = asked(on_a100s(recompute="off"))
     assert not told.fits and told.reason.kind == "memory"
-    assert "on A100-SXM4-80GB needs 23.2 GiB of 16.6 that may be planned. " in told.words
+    assert "on A100-SXM4-80GB needs 22.8 GiB of 16.6 that may be planned. " in told.words
     assert "take chips of 25 GiB there" in told.words
 
 

@@ -234,12 +234,11 @@ def problem_of(config: Config, resources: Resources) -> Problem:
 
 
 def with_compiled(plan: Plan, config: Config, notes: list[str]) -> Plan:
-    """With blocks compiled where that was asked for, or is usual there; what is worth saying of it
-    is added to ``notes``."""
+    """With blocks, and the head's loss, compiled where that was asked for, or is usual there; what
+    is worth saying of it is added to ``notes``."""
 
     def compiled(stage: StagePlan) -> StagePlan:
-        has_blocks = stage.layers[1] > stage.layers[0]
-        return replace(stage, compile=has_blocks and compiles(config, stage.device, notes))
+        return replace(stage, compile=compiles(config, stage.device, notes))
 
     return plan.each(compiled)
 
