@@ -352,7 +352,8 @@ def crowd_queues(here: Here, found: Found) -> None:
 
 def _allows_a_crowd(here: Here, found: Found) -> bool:
     version = here.platform.versions().get("nccl", "")
-    if here.is_host or tuple(map(int, version.split(".")[:2])) >= LEAST_NCCL:
+    known = tuple(map(int, version.split(".")[:2])) if version else ()
+    if here.is_host or known >= LEAST_NCCL:
         return True
     needed = ".".join(map(str, LEAST_NCCL))
     found.measures("left out", f"NCCL {version or 'of unknown version'}, {needed} is needed")

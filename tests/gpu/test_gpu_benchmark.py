@@ -6,15 +6,20 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.fp8 import break_even
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import beside
+from benchmarks.gpu import beside, correct
 from benchmarks.gpu.__main__ import ORDER, PARTS, THEMES, main, run
 from benchmarks.gpu.part import DisprovedError, Found, Part
+from weft.comm.comm import Comm
+from weft.nn.losses import LinearCrossEntropy
+from weft.platform.registry import PLATFORMS
+from weft.train.family import assemble_model
 
 FIRST, SECOND, THIRD, *_ = PARTS
 
@@ -103,3 +108,26 @@ def test_goes_on_with_what_is_not_proved(
     Path(file).write_text(json.dumps(state | {"card": "another"}))
     assert call(monkeypatch, "--out", file) == 2
     assert "is of another with torch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("version", "allowed"), [("2.30.4", False), ("2.31.0", True), ("", False)])
+def test_ranks_share_a_card_where_its_library_lets_them(
+    version: str, allowed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Found(tmp_path / "found.json")
+    said = {"nccl": version} if version else {}
+    monkeypatch.setattr("weft.platform.cuda.CudaPlatform.versions", lambda _: said)
+    here: Any = SimpleNamespace(platform=PLATFORMS["cuda"], is_host=False)
+    assert correct._allows_a_crowd(here, found) is allowed
+    assert ("2.31 is needed" in found.measured.get("left out", "")) is not allowed
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's own compiler
+def test_blocks_and_the_loss_are_compiled_together() -> None:
+    for compiled in (True, False):
+        asked = correct.rehearsal("llama")
+        plan = correct.mesh_plan("cpu", compile=compiled)
+        built = assemble_model(plan, asked.spec, Comm(), optim=asked.optim, seq_len=asked.seq_len)
+        (stage,) = built.stages.values()
+        losses = [each for each in stage.module.modules() if isinstance(each, LinearCrossEntropy)]
+        assert [each.compiled for each in losses] == [compiled]
