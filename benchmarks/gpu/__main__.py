@@ -78,6 +78,7 @@ def main() -> None:
             f"{file} is of {state['card']} with torch {state['torch']}; name another --out"
         )
     state |= about
+    signal.signal(signal.SIGTERM, _stopped)
     end = time.monotonic() + 60 * options.minutes
     parts = [part for part in PARTS if part.name in chosen]
     parts.sort(key=lambda part: state["parts"].get(part.name, {}).get("state") == "failed")
@@ -90,6 +91,11 @@ def main() -> None:
         print(f"{part.name}: {_words(state['parts'][part.name])}", flush=True)
     print(f"\n{table(state)}\n\nresults: {file}")
     sys.exit(any(each["state"] == "failed" for each in state["parts"].values()))
+
+
+def _stopped(number: int, _: object) -> None:
+    """Asked to end: by way of what ends the part that runs, and all that it started."""
+    sys.exit(128 + number)
 
 
 def machine(device: str) -> dict[str, Any]:

@@ -383,10 +383,12 @@ def _ways(here: Here, found: Found, on: Callable[[WorkerPool], Run]) -> None:
 
 def _queues(here: Here, found: Found, on: Callable[[WorkerPool], Run]) -> None:
     queues = here.platform.queues
-    for connections in CONNECTIONS if queues else ():
+    for connections in CONNECTIONS if queues else ("no",):
         with here.pool() as alone, here.pool() as pool:  # a process reads the variable once
-            variable = "" if queues is None else queues.variable
-            table = Table(found, alone, partial(_run_with, on(pool), variable, connections))
+            run = on(pool)
+            if queues is not None:
+                run = partial(_run_with, run, queues.variable, connections)
+            table = Table(found, alone, run)
             family = rehearsal(next(iter(FAMILIES)), heads=8)
             for schedule in SCHEDULES:
                 plan = mesh_plan((here.device,) * 2, schedule=schedule)

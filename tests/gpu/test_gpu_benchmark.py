@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks.fp8 import break_even
@@ -22,6 +26,7 @@ from weft.platform.registry import PLATFORMS
 from weft.train.family import assemble_model
 
 FIRST, SECOND, THIRD, *_ = PARTS
+REPOSITORY = Path(__file__).parents[2]
 
 
 def test_a_part_that_fails_or_hangs_says_so() -> None:
@@ -131,3 +136,16 @@ def test_blocks_and_the_loss_are_compiled_together() -> None:
         (stage,) = built.stages.values()
         losses = [each for each in stage.module.modules() if isinstance(each, LinearCrossEntropy)]
         assert [each.compiled for each in losses] == [compiled]
+
+
+def test_asked_to_end_it_ends_what_runs(tmp_path: Path) -> None:
+    """Jobs of a part train for hours where nobody ends them."""
+    words = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--only", "verify-fp64"]
+    command = subprocess.Popen([*words, "--out", str(tmp_path / "all.json")], cwd=REPOSITORY)
+    own, deadline = psutil.Process(command.pid), time.monotonic() + 60
+    while not (parts := own.children()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    command.terminate()
+    assert command.wait(60) == 128 + signal.SIGTERM
+    _, alive = psutil.wait_procs(parts, 60)
+    assert parts and not alive
