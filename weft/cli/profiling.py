@@ -18,17 +18,19 @@ BUSY = 0.2
 
 
 def measure_profile(node: Node, *, device: str, quick: bool, say: Callable[[str], None]) -> Profile:
-    """As ``profile_chip``, with parts of a core where a lab can be built; warns where the machine
-    was busy before or right after."""
+    """As ``profile_chip``; of a processor with parts of a core where a lab can be built, and a
+    warning where the machine was busy before or right after."""
     from weft.elastic.chip_profile import profile_chip
 
+    if device != HOST:
+        return profile_chip(node, device=device, quick=quick, say=say)
     before = busy_cores(WATCHED_S)
     found = profile_chip(node, device=device, quick=quick, say=say)
-    if device == HOST and not why_not_here():
+    if not why_not_here():
         say("parts of a core, as labs give them")
         found = replace(found, parts=_parts(quick=quick))
     most = max(before, busy_cores(WATCHED_S))
-    if device == HOST and most > BUSY:
+    if most > BUSY:
         warn(
             [
                 f"other work took {most:.1f} cores: rates may be far off, and what ranks take from "
