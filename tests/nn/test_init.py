@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from weft.nn import init_elsewhere
 from weft.nn.init import _key, _runs, initial_values
+from weft.nn.tried import works
 from weft.plan.box import Box
 from weft.plan.model import Init, ParamSpec
 
@@ -153,6 +155,17 @@ def test_a_device_with_other_bits_is_not_asked(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(init_elsewhere, "_WEYL", (1, 2))
     assert not init_elsewhere.has_same_bits.__wrapped__(device)
     assert not init_elsewhere.has_same_bits.__wrapped__(torch.device("meta"))
+
+
+def test_too_little_memory_is_not_taken_for_a_lack() -> None:
+    def fails(error: Exception) -> bool:
+        raise error
+
+    assert works(lambda: True) and not works(lambda: False)
+    for error in (RuntimeError(), NotImplementedError(), TypeError()):
+        assert not works(partial(fails, error))
+    with pytest.raises(torch.OutOfMemoryError):
+        works(partial(fails, torch.OutOfMemoryError()))
 
 
 @pytest.mark.gpu

@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from itertools import product
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from weft.plan.box import Box
 from weft.plan.model import ParamSpec
 
 _Floats = NDArray[np.float64]
+Numbers = TypeVar("Numbers", _Floats, Tensor)
 LANES = 4
 """64-bit words that Philox makes from one counter."""
 HOST = torch.device("cpu")
@@ -152,7 +154,7 @@ def _minus_log(x: _Floats) -> _Floats:
     small = mantissa < ROOT_HALF
     mantissa = np.where(small, 2 * mantissa, mantissa)
     ratio = (mantissa - 1) / (mantissa + 1)
-    tail = _horner(LOG_SERIES, ratio * ratio)
+    tail = horner(LOG_SERIES, ratio * ratio)
     result: _Floats = (small - exponent) * LN2 - ratio * tail
     return result
 
@@ -163,19 +165,25 @@ def _on_circle(bits: NDArray[np.uint64]) -> tuple[_Floats, _Floats]:
     Two bits choose the signs, the rest an angle ``b`` within an eighth of a turn of the
     diagonal, where the sums of cos(b) and sin(b) are what is wanted.
     """
-    fraction = (bits >> np.uint64(12)).astype(np.float64)
-    b = (fraction + 0.5) * (STEP * math.pi / 2) - math.pi / 4
-    square = b * b
-    sin, cos = b * _horner(SIN_SERIES, square), _horner(COS_SERIES, square)
+    low, high = beside_diagonal((bits >> np.uint64(12)).astype(np.float64))
     first = 1.0 - 2.0 * (bits & np.uint64(1)).astype(np.float64)
     second = 1.0 - (bits & np.uint64(2)).astype(np.float64)
-    return (cos - sin) * first, (cos + sin) * second
+    return low * first, high * second
 
 
-def _horner(coefficients: list[float], x: _Floats) -> _Floats:
+def beside_diagonal(fraction: Numbers) -> tuple[Numbers, Numbers]:
+    """``sqrt(2) cos`` and ``sqrt(2) sin`` of an angle of the first quadrant, by 52 bits."""
+    b = (fraction + 0.5) * (STEP * math.pi / 2) - math.pi / 4
+    square = b * b
+    sin, cos = b * horner(SIN_SERIES, square), horner(COS_SERIES, square)
+    return cos - sin, cos + sin
+
+
+def horner(coefficients: list[float], x: Numbers) -> Numbers:
     """A polynomial, highest power first."""
-    total = np.full_like(x, coefficients[0])
-    for coefficient in coefficients[1:]:
+    total = x * coefficients[0]
+    total += coefficients[1]
+    for coefficient in coefficients[2:]:
         total *= x
         total += coefficient
     return total

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.nn.init import COS_SERIES, LANES, LN2, LOG_SERIES, ROOT_HALF, SIN_SERIES, STEP, normal
+from weft.nn.init import LANES, LN2, LOG_SERIES, ROOT_HALF, STEP, beside_diagonal, horner, normal
+from weft.nn.tried import works
 
 _COUNTERS = 1 << 21
 """Of the generator at once: a card computes longer than its host takes to begin the next operation,
@@ -37,11 +38,12 @@ def has_same_bits(device: torch.device) -> bool:
     """What the device makes is what the processor makes, as far as many values tell."""
     key, run = 0x0123456789ABCDEF_FEDCBA9876543210, (5, _TRIED)
     known = np.concatenate(list(normal(key, iter([run]))))
-    try:
+
+    def agrees() -> bool:
         found = torch.cat(list(normal_on(device, key, iter([run])))).cpu().numpy()
-    except (RuntimeError, NotImplementedError, TypeError):  # it has no such numbers
-        return False
-    return bool(np.array_equal(known.view(np.int64), found.view(np.int64)))
+        return bool(np.array_equal(known.view(np.int64), found.view(np.int64)))
+
+    return works(agrees)
 
 
 def normal_on(device: torch.device, key: int, runs: Iterator[Run]) -> Iterator[Tensor]:
@@ -126,7 +128,7 @@ def _minus_log(x: Tensor) -> Tensor:
     small = mantissa < ROOT_HALF
     mantissa = torch.where(small, 2 * mantissa, mantissa)
     ratio = (mantissa - 1) / (mantissa + 1)
-    tail = _horner(LOG_SERIES, ratio * ratio)
+    tail = horner(LOG_SERIES, ratio * ratio)
     result: Tensor = (small.int() - exponent).double() * LN2 - ratio * tail
     return result
 
@@ -137,18 +139,7 @@ def root(x: Tensor) -> Tensor:
 
 
 def _on_circle(bits: Tensor) -> tuple[Tensor, Tensor]:
-    fraction = _shifted(bits, 12).double()
-    b = (fraction + 0.5) * (STEP * np.pi / 2) - np.pi / 4
-    square = b * b
-    sin, cos = b * _horner(SIN_SERIES, square), _horner(COS_SERIES, square)
+    low, high = beside_diagonal(_shifted(bits, 12).double())
     first = 1.0 - 2.0 * (bits & 1).double()
     second = 1.0 - (bits & 2).double()
-    return (cos - sin) * first, (cos + sin) * second
-
-
-def _horner(coefficients: list[float], x: Tensor) -> Tensor:
-    total = torch.full_like(x, coefficients[0])
-    for coefficient in coefficients[1:]:
-        total *= x
-        total += coefficient
-    return total
+    return low * first, high * second

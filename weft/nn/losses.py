@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from weft.nn.norm import wide_dtype
+from weft.nn.tried import works
 
 CHUNK_LOGITS = {"cpu": 1 << 20}
 """Logits that live at once, by device type: on a CPU as many as a core's cache holds in fp32."""
@@ -119,12 +120,14 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 @cache
 def _adds_in_wide(device: torch.device) -> bool:
     """Tried once: not every PyTorch has it, and none for every device."""
-    total, ones = torch.ones(16, 16, device=device), torch.ones(16, 16, device=device).bfloat16()
-    try:
+
+    def adds() -> bool:
+        total = torch.ones(16, 16, device=device)
+        ones = total.bfloat16()
         torch.addmm(total, ones, ones, out_dtype=total.dtype, out=total)
         return bool((total == 17).all())
-    except (RuntimeError, NotImplementedError, TypeError):
-        return False
+
+    return works(adds)
 
 
 @cache
