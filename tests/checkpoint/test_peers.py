@@ -88,6 +88,7 @@ def test_a_slow_machine_holds_nobody_up(tmp_path: Path) -> None:
 def test_only_who_knows_the_secret_gets_a_copy(tmp_path: Path) -> None:
     with pair(tmp_path) as (both, (port, _)):
         in_memory(both[0], 1, 0)
+        assert steps(both[0]) == [1], "who asks another way may be heard before"
         image = get((HOST, port), SECRET, "save1", 0)
         assert image.guard("save1") != image.guard("save2")
         with pytest.raises(CheckpointError, match=r"it went away|reset"):
