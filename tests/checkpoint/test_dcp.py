@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from checkpoint_cases import save, values
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     BytesStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -17,7 +19,15 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from weft.checkpoint.dcp import METADATA, _compare, _read, _Reader, from_dcp, to_dcp
+from weft.checkpoint.dcp import (
+    METADATA,
+    _compare,
+    _read,
+    _Reader,
+    _unpickled,
+    from_dcp,
+    to_dcp,
+)
 from weft.checkpoint.diff import differences
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import open_checkpoint
@@ -95,6 +105,33 @@ def test_a_pickle_that_would_run_something(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is not unpickled: it asks for (posix|os)\.mkdir"):
         from_dcp(folder, tmp_path / "run")
     assert not (tmp_path / "ran").exists()
+
+
+class _Of:
+    """Unpickled, what some object calls by a name."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        self.asks = owner, name
+
+    def __reduce__(self) -> tuple:
+        return getattr, self.asks
+
+
+def test_what_an_older_python_writes_of_an_enumeration(tmp_path: Path) -> None:
+    """3.11.0 to 3.11.3, among them Debian's; what else would be asked for so is refused."""
+    (tmp_path / "own").write_bytes(pickle.dumps(_Of(_MEM_FORMAT_ENCODING, "TORCH_PRESERVE_FORMAT")))
+    with pytest.raises(CheckpointError, match=r"is a _MEM_FORMAT_ENCODING$"):
+        _unpickled(tmp_path / "own")
+    others = {
+        "__class__": _MEM_FORMAT_ENCODING,
+        "mro": _MEM_FORMAT_ENCODING,
+        "fromkeys": OrderedDict,
+        "_storage_meta": Metadata,
+    }
+    for name, owner in others.items():
+        (tmp_path / name).write_bytes(pickle.dumps(_Of(owner, name)))
+        with pytest.raises(CheckpointError, match=f"is not unpickled: it asks for '{name}' of <"):
+            _unpickled(tmp_path / name)
 
 
 def _part(value: object) -> bytes:

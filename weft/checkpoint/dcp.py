@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import EnumType
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -167,6 +168,8 @@ class _Unpickler(_PLAIN):  # type: ignore[misc]
     dispatch: ClassVar = dict(_PLAIN.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if name not in _ADMITTED.get(module, ()):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return super().find_class(module, name)
@@ -200,6 +203,13 @@ class _Reader(FileSystemReader):
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
         return self._metadata
+
+
+def _member(kind: Any, name: str) -> Any:
+    """What Python 3.11.0 to 3.11.3 write of an enumeration: ``getattr`` of it and a name."""
+    if not isinstance(kind, EnumType) or name not in kind.__members__:
+        raise pickle.UnpicklingError(f"it asks for {name!r:.80} of {kind!r:.80}")
+    return kind[name]
 
 
 def _unpickled(path: Path) -> Metadata:
