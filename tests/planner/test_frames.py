@@ -11,8 +11,8 @@ import pytest
 from benchmarks.every_plan import CASES, WITHOUT_LIMIT, Case, every_pipeline, fits, pool
 from weft.cluster.view import ChipPool, ClusterView
 from weft.planner.problem import Options, Problem
-from weft.planner.search.choice import Line
-from weft.planner.search.combined import slowest_s
+from weft.planner.search.choice import Line, Section
+from weft.planner.search.combined import in_order, slowest_s
 from weft.planner.search.costs import Costs
 from weft.planner.search.frames import Frame, Space
 from weft.planner.search.meshes import Meshes
@@ -21,6 +21,10 @@ from weft.planner.search.splits import filled
 from weft.planner.search.verdict import lines_of
 
 OPTIONS = Options(effort=WITHOUT_LIMIT)
+SLOW_LINKS = Case(
+    pools=(pool("H100-SXM5-80GB", 30, 1, 2, gbit=1), pool("A100-SXM4-80GB", 30, 1, 2, gbit=1)),
+    num_layers=2,
+)
 EVERYTHING = 1e9
 """Seconds of a sample, slower than anything."""
 
@@ -36,11 +40,11 @@ def key_of(line: Line) -> object:
 
 
 @pytest.mark.parametrize(
-    "name", ["small-memory", "odd-layers", "short-side-by-side", "two-and-two"]
+    "name", ["small-memory", "odd-layers", "short-side-by-side", "two-and-two", "slow-links"]
 )
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "side by side"])
 def test_every_plan_that_fits_is_in_a_frame_that_promises_less(name: str, shared: bool) -> None:
-    case = CASES[name]
+    case = SLOW_LINKS if name == "slow-links" else CASES[name]
     seen = sum(check_group(case, pools, shared=shared) for pools in groups_of(case))
     assert seen > 50
 
@@ -91,6 +95,29 @@ def test_frames_promise_nearly_what_long_steps_take(kinds: int) -> None:
             seconds = route.seconds(filled(route, case.num_layers))
             near.append(case.samples * frame.per_sample_s / seconds)
     assert 0.955 < max(near) <= 1
+
+
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_a_promise_knows_what_gradients_take_over_slow_links(kinds: int) -> None:
+    """Over 1 Gbit/s they are nearly all of the step: what is computed is less than a hundredth."""
+    pools = SLOW_LINKS.pools[:kinds]
+    problem = Problem(SLOW_LINKS.workload, ClusterView(pools), options=Options(zero=(1,)))
+    costs = Costs(problem, 1)
+    space = Space(Meshes(costs), SLOW_LINKS.samples, SLOW_LINKS.samples)
+    axes = (("dp", 2), ("tp", 1))
+    wanted = frozenset(Section(number, axes, 1) for number in range(kinds))
+    frame = frames_of(space, kinds)[SLOW_LINKS.samples, wanted]
+    sections = tuple(section._replace(zero=1) for section in frame.sections)
+    line = Line(sections, frame.micro, "1f1b", (), SLOW_LINKS.samples)
+    route = Route(costs, line)
+    seconds = route.seconds(filled(route, SLOW_LINKS.num_layers))
+    assert 0.3 < SLOW_LINKS.samples * frame.per_sample_s / seconds <= 1
+
+
+def test_frames_of_every_depth_are_looked_at_by_turns() -> None:
+    about_s, num_meshes = np.array([6.0, 1, 2, 3, 4, 5]), np.array([2, 3, 3, 3, 2, 4])
+    assert in_order(about_s, num_meshes, shallow_first=False).tolist() == [1, 2, 4, 3, 5, 0]
+    assert in_order(about_s, num_meshes, shallow_first=True).tolist() == [1, 4, 2, 3, 5, 0]
 
 
 def test_what_the_fullest_cannot_hold_others_do() -> None:

@@ -20,6 +20,7 @@ from weft.planner.search.found import ReasonKind
 
 if TYPE_CHECKING:
     from weft.planner.search.crossings import Column
+    from weft.planner.search.meshes import Unit
 
 Numbers = npt.NDArray[np.int64]
 
@@ -33,8 +34,14 @@ class Rate(NamedTuple):
     section: Section
     full_s: float
     """After how long all that there is memory for is done."""
-    forward: float
-    """Part of a layer's time that is forward."""
+    unit: Unit
+    """What each of its meshes takes for a layer."""
+
+    @staticmethod
+    def of(unit: Unit, most: float, section: Section) -> Rate:
+        """Of meshes that take so long each."""
+        speed = section.meshes / unit.layer_s
+        return Rate(speed, most, section, most / speed, unit)
 
 
 class Combined(NamedTuple):
@@ -48,6 +55,7 @@ class Combined(NamedTuple):
     """What a sample takes, about, while pipelines fill and empty too."""
     per_sample_s: Column
     """At least."""
+    num_meshes: Numbers
 
     def rates(self, number: int) -> tuple[Rate, ...]:
         """Of one of them."""
@@ -98,9 +106,29 @@ def combined(
     picks = [each[kept] for each in picks]
     carried_s = _carried_s(tops, picks, crossings)
     per_sample_s = np.maximum(slowest[kept] / micro, carried_s)
-    idle = num_meshes[kept] - 1
-    about_s = per_sample_s * (1 + idle * micro / wanted.samples / 2)
-    return Combined(micro, tops, picks, about_s, per_sample_s)
+    num_meshes = num_meshes[kept]
+    about_s = per_sample_s * (1 + (num_meshes - 1) * micro / wanted.samples / 2)
+    return Combined(micro, tops, picks, about_s, per_sample_s, num_meshes)
+
+
+def in_order(about_s: Column, num_meshes: Numbers, *, shallow_first: bool) -> Numbers:
+    """In turn one of those that look best, and the next of a round: the best of each number of
+    meshes, then the second of each, and so on. How far a bound is off depends most on how many
+    meshes there are.
+
+    Args:
+        shallow_first: Of each round, for they take the least effort; else what looks best.
+    """
+    looks = np.argsort(about_s, kind="stable")
+    order = np.lexsort((about_s, num_meshes))
+    firsts = np.flatnonzero(np.diff(num_meshes[order], prepend=-1))
+    turns = np.empty(len(order), dtype=np.int64)
+    turns[order] = np.arange(len(order)) - np.repeat(firsts, np.diff(firsts, append=len(order)))
+    rounds = np.lexsort((num_meshes if shallow_first else about_s, turns))
+    place = np.full(len(order), 2 * len(order))
+    for number, some in enumerate((looks, rounds)):
+        place[some] = np.minimum(place[some], 2 * np.arange(len(order)) + number)
+    return np.argsort(place)
 
 
 def slowest_s(num_layers: int, speeds: Column, most: Column, full: Column) -> Column:

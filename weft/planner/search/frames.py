@@ -6,6 +6,7 @@ still open. Its bound knows how many layers each kind has memory for, and how fa
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property, lru_cache
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weft.cost.work import share
 from weft.plan.plan import ScheduleName
 from weft.planner.search.choice import (
+    FEW_CHIPS,
     SAMPLES,
     Section,
     inner_of,
@@ -25,7 +27,7 @@ from weft.planner.search.choice import (
 )
 from weft.planner.search.crossings import Crossings
 from weft.planner.search.found import ReasonKind
-from weft.planner.search.meshes import ALL_UP_TO, Meshes, powers
+from weft.planner.search.meshes import ALL_UP_TO, Meshes, Unit, powers
 from weft.schedules.registry import SCHEDULES
 from weft.simulate.play import last_size
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 MOST_COMBINATIONS = 1600
 """Of sections of several kinds, for one microbatch."""
+MORE = 4
+"""Times as many, of few chips."""
 MOST_FRAMES = 2000
 """Of several kinds, the most promising."""
 MOST_MICROS = 48
@@ -70,6 +74,8 @@ class Frame(NamedTuple):
     """Of the model, its ends counted as so many where they are known."""
     forward: float
     """Part of a layer's time that is forward, at least."""
+    backward: float
+    """Likewise; the rest is what it takes once a step."""
 
     def least_s(self, samples: int, schedules: Sequence[ScheduleName]) -> float:
         """Of a step with some of these schedules, at least: while pipelines fill and empty, not all
@@ -91,7 +97,7 @@ class Frame(NamedTuple):
     def waits(self, samples: int, schedules: Sequence[ScheduleName]) -> float:
         """Part of its time for a microbatch by which each mesh delays all that are further from the
         ends: until the first microbatch is down, and until the last is up."""
-        whole = self.forward + (1 - self.forward) * last_size(samples, self.micro)
+        whole = self.forward + self.backward * last_size(samples, self.micro)
         split, others = _most_chunks(tuple(schedules))
         return min(self.forward / split if split else whole, whole / max(others, 1))
 
@@ -104,6 +110,8 @@ class Space:
         self.meshes, self.costs, self.options = meshes, meshes.costs, meshes.costs.options
         self.num_layers, self.samples, self.fewest = meshes.costs.num_layers, samples, fewest
         self.crossings = Crossings(meshes.costs)
+        chips = sum(pool.num_chips for pool in meshes.costs.pools)
+        self.few = chips <= FEW_CHIPS
         self.unmade: Counter[ReasonKind] = Counter()
         """Combinations of sections of which no frame was made, by why; see ``UNMADE``."""
         self.rates: Callable[[int, int, int], list[Rate]] = cache(self._rates)
@@ -127,35 +135,43 @@ class Space:
         each = self.options.micros or powers(self.samples)
         for placed in self._placed(pool):
             inner, ways = inner_of(placed.axes), placed.ways
-            fullest = -(-self.num_layers // placed.meshes)
             carried_s = self.crossings.inside_s(placed)
             first: Frame | None = None
             for b, recompute in product(each, self.options.recompute):
                 micro = ways * b
                 if micro > self.samples:
                     continue
+                section = placed._replace(recompute=recompute)
                 unit = self.meshes.unit(pool, inner, recompute, b)
-                num_layers = self.num_layers + unit.ends
-                slowest = max(fullest * unit.layer_s, num_layers * unit.layer_s / placed.meshes)
-                least_s = max(slowest / micro, carried_s)
-                if least_s >= per_sample_s:
+                least_s = max(self._alone_s(unit, section), micro * carried_s)
+                if least_s >= micro * per_sample_s:
                     self.unmade["bound"] += 1
                     continue
-                section = placed._replace(recompute=recompute)
                 if why := self._unmade(section, b, micro):
                     self.unmade[why] += 1
                     continue
+                unit = self.meshes.unit_with_once(section, b, micro / self.samples)
+                least_s = max(self._alone_s(unit, section), micro * carried_s) / micro
+                if least_s >= per_sample_s:
+                    self.unmade["bound"] += 1
+                    continue
                 speeds = ((1 / unit.layer_s, placed.meshes),)
-                first = first or self._frame(least_s, micro, (section,), speeds, unit.forward)
+                first = first or self._frame(least_s, micro, (section,), speeds, [unit])
                 yield first._replace(
                     per_sample_s=least_s,
                     micro=micro,
                     sections=(section,),
                     late_s=least_s * first.stretch,
                     speeds=speeds,
-                    num_layers=num_layers,
+                    num_layers=self.num_layers + unit.ends,
                     forward=unit.forward,
+                    backward=unit.backward,
                 )
+
+    def _alone_s(self, unit: Unit, section: Section) -> float:
+        """Of a microbatch on the fullest of a section's meshes, at least."""
+        fullest = -(-self.num_layers // section.meshes)
+        return unit.layer_s * max(fullest, (self.num_layers + unit.ends) / section.meshes)
 
     def _unmade(self, section: Section, b: int, micro: int) -> ReasonKind | None:
         """Why there is no frame of a section by itself, if so."""
@@ -167,7 +183,7 @@ class Space:
         """Pipelines through several kinds, of which the bound is below ``per_sample_s``."""
         from weft.planner.search.combined import Wanted, combined
 
-        keep = round(MOST_COMBINATIONS ** (1 / len(pools)))
+        keep = round((MOST_COMBINATIONS * (MORE if self.few else 1)) ** (1 / len(pools)))
         most_meshes = min(self.num_layers + 2, self.options.max_stages or self.num_layers + 2)
         wanted = Wanted(self.num_layers, self.samples, most_meshes, per_sample_s)
         found: list[Combined] = []
@@ -188,10 +204,15 @@ class Space:
         """Frames of them, and of no others."""
         import numpy as np  # what commands that answer at once do without
 
+        from weft.planner.search.combined import in_order
+
         every = [(each, number) for each in found for number in range(len(each.about_s))]
         self.unmade["limit"] += max(len(every) - MOST_FRAMES, 0)
-        about_s = np.concatenate([each.about_s for each in found]) if found else np.zeros(0)
-        for place in np.argsort(about_s, kind="stable")[:MOST_FRAMES]:
+        if not found:
+            return
+        about_s = np.concatenate([each.about_s for each in found])
+        deep = np.concatenate([each.num_meshes for each in found])
+        for place in in_order(about_s, deep, shallow_first=not self.few)[:MOST_FRAMES]:
             each, number = every[place]
             yield self._through(each.rates(number), float(each.per_sample_s[number]), each.micro)
 
@@ -205,18 +226,24 @@ class Space:
 
     def _rates(self, pool: int, micro: int, number: int) -> list[Rate]:
         """The fastest sections that have memory for anything."""
-        from weft.planner.search.combined import Rate
+        import numpy as np
+
+        from weft.planner.search.combined import Rate, in_order
 
         found: list[Rate] = []
-        for speed, section in self.meshes.speeds(pool, micro):
+        every = self.meshes.speeds(pool, micro)
+        if not every:
+            return found
+        speeds, meshes = zip(*((-speed, section.meshes) for speed, section in every), strict=True)
+        for place in in_order(np.array(speeds), np.array(meshes), shallow_first=not self.few):
+            section = every[place][1]
+            if len(found) == number:
+                break
             b = -(-micro // section.ways)
             most = self.most(section, b, micro)
             if most >= 0:
-                inner = inner_of(section.axes)
-                forward = self.meshes.unit(pool, inner, section.recompute, b).forward
-                found.append(Rate(speed, most, section, most / speed, forward))
-            if len(found) == number:
-                break
+                unit = self.meshes.unit_with_once(section, b, micro / self.samples)
+                insort(found, Rate.of(unit, most, section), key=lambda rate: -rate.layers_per_s)
         return found
 
     def most(self, section: Section, b: int, micro: int) -> float:
@@ -229,10 +256,8 @@ class Space:
         """Of sections of several kinds."""
         each = ((rate.layers_per_s / rate.section.meshes, rate.section.meshes) for rate in rates)
         sections = tuple(rate.section for rate in rates)
-        forward = min(rate.forward for rate in rates)
-        return self._frame(
-            per_sample_s, micro, sections, tuple(sorted(each, reverse=True)), forward
-        )
+        units = [rate.unit for rate in rates]
+        return self._frame(per_sample_s, micro, sections, tuple(sorted(each, reverse=True)), units)
 
     def _frame(
         self,
@@ -240,7 +265,7 @@ class Space:
         micro: int,
         sections: tuple[Section, ...],
         speeds: tuple[tuple[float, int], ...],
-        forward: float,
+        units: Sequence[Unit],
     ) -> Frame:
         """Counted once, for it is asked often."""
         chips = sum(section.num_chips for section in sections)
@@ -259,7 +284,8 @@ class Space:
             late_s=per_sample_s * stretch,
             speeds=speeds,
             num_layers=float(self.num_layers),
-            forward=forward,
+            forward=min(unit.forward for unit in units),
+            backward=min(unit.backward for unit in units),
         )
 
     def _holds(self, section: Section, b: int, micro: int) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import permutations, product
-from math import inf
+from math import factorial, inf
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -52,6 +52,8 @@ APART = 4
 looked at."""
 MOST_COURSES = 1 << 10
 """That a group keeps: what is kept otherwise is looked at on the same ones."""
+LITTLE = 2
+"""Times less effort than there is, that what is looked at before all else takes of many chips."""
 UNFIT = 8
 """Times as much effort while nothing that was looked at fits."""
 UNCUT = 2
@@ -204,11 +206,20 @@ class Group:
             for kind, words in UNMADE.items():
                 self.ledger.considered += space.unmade[kind]
                 self.ledger.pruned.add(kind, f"{self.words}: {words}", space.unmade[kind])
-            frames.sort(key=lambda frame: self._guess(frame, samples))
+            if len(self.pools) == 1:
+                frames.sort(key=lambda frame: self._guess(frame, samples))
+            elif not space.few:
+                much = self.options.effort // (2 * len(self.pools) * LITTLE)
+                frames.sort(key=lambda frame: self._takes(frame, samples) > much)
             self._known = known = Known(samples, slowest, frames)
         frames = [frame for frame in known.frames if frame.micro <= samples]
         self.ledger.considered += sum(self._children(frames, first=f) for f in (True, False))
         return frames
+
+    def _takes(self, frame: Frame, samples: int) -> int:
+        """About how much effort."""
+        microbatches = -(-samples // frame.micro)
+        return 2 * MAKING * frame.num_meshes * microbatches * factorial(len(frame.sections))
 
     def _guess(self, frame: Frame, samples: int) -> float:
         """About what a step takes: only the order in which frames are looked at goes by it."""

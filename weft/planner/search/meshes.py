@@ -21,10 +21,12 @@ from weft.planner.search.choice import (
     LONG,
     SPREAD,
     Section,
+    inner_of,
     mesh_axes,
     near_ranks,
     nodes_for,
     num_ranks,
+    used_part,
 )
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.validate import why_not
@@ -35,13 +37,14 @@ ALL_UP_TO = 12
 
 
 class Unit(NamedTuple):
-    """Seconds for a microbatch with ZeRO that costs nothing."""
+    """Seconds for a microbatch with ZeRO that costs nothing, or with its part of a step's end."""
 
     layer_s: float
     embed_s: float
     head_s: float
     forward_s: float
     """Of a layer's."""
+    backward_s: float
 
     @property
     def ends(self) -> float:
@@ -52,6 +55,23 @@ class Unit(NamedTuple):
     def forward(self) -> float:
         """Part of a layer's."""
         return self.forward_s / self.layer_s
+
+    @property
+    def backward(self) -> float:
+        """Part of a layer's."""
+        return self.backward_s / self.layer_s
+
+
+class AtLevel(NamedTuple):
+    """One layer among all of a model, at one level of ZeRO."""
+
+    rank: Rank
+    layer_s: float
+    """Of a microbatch."""
+    once_s: float
+    """Of a step: gradients are summed, parameters updated."""
+    update_s: float
+    """Likewise, of all layers, with what a step takes whatever is in it."""
 
 
 class Meshes:
@@ -75,6 +95,7 @@ class Meshes:
         self.activations = cache(self._activations_of)
         self.state = cache(self._state_of)
         self.counts: Callable[[int], list[int]] = cache(self._counts_up_to)
+        self._at_level: Callable[[Section, int, int], AtLevel] = cache(self._at_one_level)
         if alike is not None:
             self.runs, self.allowed_inner, self.inner = alike.runs, alike.allowed_inner, alike.inner
             self.speeds, self.unit, self.activations = alike.speeds, alike.unit, alike.activations
@@ -89,12 +110,55 @@ class Meshes:
             found = [each for each in found if self.allows(each[1], micro)]
         return sorted(found, key=itemgetter(0), reverse=True)
 
+    def at_levels(self, section: Section, b: int) -> Iterator[AtLevel]:
+        """For ``b`` samples a rank, at each level of ZeRO and with each choice of domains."""
+        pool = self.costs.pools[section.pool]
+        part = used_part(pool, section.num_chips, section.together)
+        assert part is not None, section
+        for (one,) in self.costs.apart((section,)).values():
+            for level in self.costs.zero_levels(one):
+                yield self._at_level(one._replace(meshes=1, zero=level), part.chips_per_node, b)
+
+    def ends_once_s(self, section: Section, b: int) -> float:
+        """Of a step, what embedding and head take once at least."""
+        return min(
+            max(
+                self.costs.times(each.rank, Held(self.num_layers, True, True)).update_s
+                - each.update_s,
+                0.0,
+            )
+            for each in self.at_levels(section, b)
+        )
+
+    def unit_with_once(self, section: Section, b: int, part: float) -> Unit:
+        """Of microbatches with ``b`` samples a rank, each so large a part of a step's samples:
+        its layers take that part of what they take once a step, too; at least, whatever ZeRO."""
+        unit = self.unit(section.pool, inner_of(section.axes), section.recompute, b)
+        every = self.at_levels(section, b)
+        layer_s = min(each.layer_s + part * each.once_s for each in every)
+        return unit._replace(layer_s=max(unit.layer_s, layer_s))
+
+    def _at_one_level(self, section: Section, per_node: int, b: int) -> AtLevel:
+        layers, pool = self.num_layers, section.pool
+        choice = self.costs.choice(section, b)
+        choice = choice._replace(expert_layers=layers + 1)  # few on a mesh may all stay
+        rank = self.costs.rank(pool, per_node, choice)
+        software = self.costs.hardware(pool, self.costs.pools[pool].chips_per_node).software
+        update_s = self.costs.times(rank, Held(layers, False, False)).update_s
+        return AtLevel(
+            rank=rank,
+            layer_s=self.costs.more_layers(rank, layers).whole_s / layers,
+            once_s=max(update_s - software.step_s, 0.0) / layers,
+            update_s=update_s,
+        )
+
     def _unit_of(self, pool: int, inner: Axes, recompute: Recompute, b: int) -> Unit:
         """Of ``b`` samples a rank."""
         rank, layer = self.layer_times(pool, inner, recompute, b)
         ends = Held(0, True, False), Held(0, False, True)
         embed, head = (self.costs.times(rank, held) for held in ends)
-        return Unit(layer.whole_s, embed.whole_s, head.whole_s, layer.forward_s)
+        forward_s, whole_s = layer.forward_s, layer.whole_s
+        return Unit(whole_s, embed.whole_s, head.whole_s, forward_s, whole_s - forward_s)
 
     def _layer_times_of(
         self, pool: int, inner: Axes, recompute: Recompute, b: int

@@ -21,8 +21,8 @@ from weft.cost.traffic import Fabric
 from weft.cost.work import Axes, share
 from weft.plan.plan import Recompute
 from weft.planner.problem import Problem
-from weft.planner.search.choice import Section, mesh_axes, near_ranks, num_ranks, used_part
-from weft.planner.search.costs import Costs, Held
+from weft.planner.search.choice import Section, mesh_axes, near_ranks, num_ranks
+from weft.planner.search.costs import Costs
 from weft.planner.search.frames import Space
 from weft.planner.search.meshes import Meshes, powers
 from weft.schedules.registry import SCHEDULES
@@ -87,8 +87,6 @@ class Kinds:
         options = problem.options
         self.problem, self.samples, self.any_room = problem, problem.workload.samples, any_room
         self.costs, beside = Costs(problem, 1), Costs(problem, many)
-        for costs in (self.costs, beside):  # few layers on a mesh may all stay
-            costs.expert_layers = problem.workload.spec.num_layers + 1
         self.num_layers = self.costs.num_layers
         self.meshes = Meshes(self.costs)
         self.roomy = Space(
@@ -200,12 +198,13 @@ class Kinds:
         roomy = "full" if self.mixed else deep.recompute
         most = self.roomy.most(section._replace(recompute=roomy), deep.each, micro)
         times = self.samples / self._together(deep, ways)
-        kept = list(self._of_a_layer(section, deep.each))
+        kept = list(self.meshes.at_levels(section, deep.each))
         return Reached(
-            seconds=min(times * layer_s + once_s / deep.meshes for layer_s, once_s, _ in kept),
+            seconds=min(times * each.layer_s + each.once_s / deep.meshes for each in kept),
             most=inf if self.any_room else max(most, 0.0),
             from_s=self._crossing_s(section),
-            ends_s=self.ends_s(deep.pool) + min(once_s for *_, once_s in kept) / deep.meshes,
+            ends_s=self.ends_s(deep.pool)
+            + self.meshes.ends_once_s(section, deep.each) / deep.meshes,
         )
 
     def _ends_of(self, pool: int) -> float:
@@ -216,26 +215,6 @@ class Kinds:
             samples = deep.each * share(inner, "samples") / num_ranks(inner)
             each.append((unit.embed_s + unit.head_s) / samples)
         return min(each, default=0.0) * self.samples / self.costs.pools[pool].num_chips
-
-    def _of_a_layer(self, section: Section, each: int) -> Iterator[tuple[float, float, float]]:
-        """Seconds for a microbatch, and once a step, at each level of ZeRO; and once a step of
-        embedding and head."""
-        pool, layers = section.pool, self.num_layers
-        part = used_part(self.costs.pools[pool], section.num_chips, section.together)
-        assert part is not None, section
-        per_node = part.chips_per_node
-        step_s = self.software(pool).step_s
-        for (one,) in self.costs.apart((section,)).values():
-            for level in self.costs.zero_levels(one):
-                choice = self.costs.choice(one._replace(zero=level), each)
-                rank = self.costs.rank(pool, per_node, choice)
-                inside, whole = (
-                    self.costs.times(rank, Held(layers, ends, ends)) for ends in (False, True)
-                )
-                once_s = max(inside.update_s - step_s, 0.0)
-                ends_s = max(whole.update_s - inside.update_s, 0.0)
-                layers_s = self.costs.more_layers(rank, layers).whole_s
-                yield layers_s / layers, once_s / layers, ends_s
 
     def _crossing_s(self, section: Section) -> float:
         """What a border between nodes carries one way, where there has to be one."""

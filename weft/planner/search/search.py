@@ -23,6 +23,7 @@ from weft.planner.search.arrangements import Arrangement, arrangements, cut_in_t
 from weft.planner.search.by_experts import by_experts
 from weft.planner.search.by_heads import by_heads
 from weft.planner.search.choice import (
+    FEW_CHIPS,
     Apart,
     Line,
     Timed,
@@ -49,7 +50,7 @@ ALONE = 32
 """Times as much effort for a pool by itself: all its chips are alike, and bounds rule much out."""
 THROUGH = 64
 """Likewise for one through several pools of few chips: those that look best often are not."""
-AGAIN = 4
+AGAIN = 8
 """Likewise with more ways to recompute, of which there are as many combinations more."""
 LONGER = 8
 """Times as much effort where it ended before anything that fits was looked at."""
@@ -495,9 +496,6 @@ class SearchRun:
         return max(1, round(sum(pool.num_chips * pool.chip.product_flops / 1e12 for pool in own)))
 
 
-FEW_CHIPS = 64
-"""Up to which pipelines through several kinds are looked at longer, what is nearly as fast is
-refined too, and shares are balanced where the first are slower than what is known."""
 NEARLY = 1.2
 """Times the best step, up to which plans of few chips are refined, however alike they are."""
 MOST_NEAR = 24
