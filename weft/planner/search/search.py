@@ -24,6 +24,7 @@ from weft.planner.search.by_experts import by_experts
 from weft.planner.search.by_heads import by_heads
 from weft.planner.search.choice import (
     FEW_CHIPS,
+    MANY_CHIPS,
     Apart,
     Line,
     Timed,
@@ -49,7 +50,7 @@ from weft.schedules.registry import SCHEDULES
 ALONE = 32
 """Times as much effort for a pool by itself: all its chips are alike, and bounds rule much out."""
 THROUGH = 64
-"""Likewise for one through several pools of few chips: those that look best often are not."""
+"""Likewise for one through several pools: those that look best often are not."""
 AGAIN = 8
 """Likewise with more ways to recompute, of which there are as many combinations more."""
 LONGER = 8
@@ -265,6 +266,12 @@ class SearchRun:
         return self.cluster.world_size <= FEW_CHIPS
 
     @property
+    def has_time(self) -> bool:
+        """To look longer at pipelines through several kinds, and to refine what is nearly as fast
+        as the best."""
+        return self.cluster.world_size <= MANY_CHIPS
+
+    @property
     def lacks_memory(self) -> bool:
         """Some plan did not fit."""
         return "memory" in self.ledger.pruned.reasons
@@ -296,7 +303,7 @@ class SearchRun:
         for arrangement in every if len(self.cluster.pools) > 1 else ():
             if len(arrangement) == len(arrangement[0]) == 1:
                 self.look_at(arrangement)
-        if self.has_few_chips and self.relaxed:
+        if self.has_time and self.relaxed:
             self._look_longer(self.relaxed, every)
 
     def _look_longer(self, relaxed: Relaxed, every: Sequence[Arrangement]) -> None:
@@ -443,10 +450,10 @@ class SearchRun:
 
     @property
     def _refines_many(self) -> bool:
-        """On few chips, where something is left open that is only tried for the best few."""
+        """Where something is left open that is only tried for the best few."""
         asked = self.options
         left = asked.in_flight, asked.mixed_recompute, asked.cuts_layers, asked.divides_heads
-        return self.has_few_chips and any(left)
+        return self.has_time and any(left)
 
     def near(self, known: Sequence[Lines] = ()) -> list[Lines]:
         """The best, and those that are nearly as fast, however alike: refined, they may be faster.
@@ -497,7 +504,7 @@ class SearchRun:
 
 
 NEARLY = 1.2
-"""Times the best step, up to which plans of few chips are refined, however alike they are."""
+"""Times the best step, up to which plans are refined, however alike they are."""
 MOST_NEAR = 24
 WORTH_A_LOOK = 1.25
 """Arrangements are looked at again whose best takes up to this many times the best of all."""
