@@ -10,7 +10,10 @@ import pytest
 
 from benchmarks.every_plan import CASES, WITHOUT_LIMIT, Case, every_pipeline, fits, pool
 from weft.cluster.view import ChipPool, ClusterView
-from weft.planner.problem import Options, Problem
+from weft.cost.work import Training
+from weft.models.llama.sizes import SIZES
+from weft.plan.plan import ZeroLevel
+from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search.choice import Line, Section
 from weft.planner.search.combined import in_order, slowest_s
 from weft.planner.search.costs import Costs
@@ -95,6 +98,35 @@ def test_frames_promise_nearly_what_long_steps_take(kinds: int) -> None:
             seconds = route.seconds(filled(route, case.num_layers))
             near.append(case.samples * frame.per_sample_s / seconds)
     assert 0.955 < max(near) <= 1
+
+
+FROZEN = Training(units=(0.0, 1.0, 1.0, 0.0))
+"""Embedding and head of two layers."""
+
+
+@pytest.mark.parametrize(
+    ("size", "training", "gbit"),
+    [("qwen1.5-moe-a2.7b", Training(), 100), ("llama2-7b", FROZEN, 50)],
+    ids=["experts", "frozen ends"],
+)
+@pytest.mark.parametrize("level", [1, 3])
+def test_a_promise_knows_what_ends_hide(
+    size: str, training: Training, gbit: float, level: ZeroLevel
+) -> None:
+    """Layers wait for their sums and parameters; embedding and head compute meanwhile."""
+    spec = replace(SIZES[size], num_layers=2)
+    workload = Workload(spec=spec, seq_len=4096, samples=32, training=training)
+    cluster = ClusterView((pool("H100-SXM5-80GB", 79, 1, 2, gbit=gbit),))
+    costs = Costs(Problem(workload, cluster, options=Options(zero=(level,))), 1)
+    space = Space(Meshes(costs), workload.samples, workload.samples)
+    near = []
+    for frame in frames_of(space, 1).values():
+        sections = tuple(section._replace(zero=level) for section in frame.sections)
+        if level not in costs.zero_levels(sections[0]):
+            continue
+        route = Route(costs, Line(sections, frame.micro, "1f1b", (), workload.samples))
+        near.append(workload.samples * frame.per_sample_s / route.seconds(filled(route, 2)))
+    assert 0.95 < max(near) <= 1
 
 
 @pytest.mark.parametrize("kinds", [1, 2])

@@ -16,6 +16,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import reprlib
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -179,7 +180,7 @@ class _Unpickler(_PLAIN):  # type: ignore[misc]
         made, values = self.stack[-2:]
         is_filled = type(made) in _FILLED and isinstance(values, dict)
         if not (is_filled or type(made) is TensorProperties):
-            raise pickle.UnpicklingError(f"it changes {made!r:.80}")
+            raise pickle.UnpicklingError(f"it changes {reprlib.repr(made)}")
         super().load_build()
 
     dispatch[pickle.BUILD[0]] = load_build
@@ -208,7 +209,7 @@ class _Reader(FileSystemReader):
 def _member(kind: Any, name: str) -> Any:
     """What Python 3.11.0 to 3.11.3 write of an enumeration: ``getattr`` of it and a name."""
     if not isinstance(kind, EnumType) or name not in kind.__members__:
-        raise pickle.UnpicklingError(f"it asks for {name!r:.80} of {kind!r:.80}")
+        raise pickle.UnpicklingError(f"it asks for {reprlib.repr(name)} of {reprlib.repr(kind)}")
     return kind[name]
 
 

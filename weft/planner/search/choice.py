@@ -34,8 +34,9 @@ LONG = tuple(name for name in NAMES if name not in (*SEARCHED, *SAMPLE_AXES))
 """Axes that are tried where nothing fits without; they may leave a node, and are outside those."""
 
 FEW_CHIPS = 64
-"""Up to which what takes much effort does not come last, and shares are balanced where the first
-are slower than what is known."""
+"""Up to which what takes much effort does not come last, more sections are combined, plans with
+more ways to recompute are looked at longer, and shares are balanced where the first are slower than
+what is known."""
 MANY_CHIPS = 512
 """Up to which pipelines through several kinds are looked at longer, and what is nearly as fast is
 refined too."""

@@ -117,6 +117,7 @@ def in_order(about_s: Column, num_meshes: Numbers, *, shallow_first: bool) -> Nu
     meshes there are.
 
     Args:
+        about_s: What each takes, or anything else that is less for better ones.
         shallow_first: Of each round, for they take the least effort; else what looks best.
     """
     looks = np.argsort(about_s, kind="stable")

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 MOST_COMBINATIONS = 1600
 """Of sections of several kinds, for one microbatch."""
 MORE = 4
-"""Times as many, of few chips."""
+"""Times as many, of few chips: bounds tell little there, and there is time to look."""
 MOST_FRAMES = 2000
-"""Of several kinds, the most promising."""
+"""Of several kinds, in the order of ``in_order``."""
 MOST_MICROS = 48
 """Sizes of a microbatch that are tried with pipelines through several kinds."""
 UNMADE: dict[ReasonKind, str] = {
@@ -150,7 +150,9 @@ class Space:
                 if why := self._unmade(section, b, micro):
                     self.unmade[why] += 1
                     continue
-                unit = self.meshes.unit_with_once(section, b, micro / self.samples)
+                part = micro / self.samples
+                ends_s = min(self.meshes.ends_s(section, b, part), unit.ends_s)
+                unit = self.meshes.unit_with_once(section, b, part)._replace(ends_s=ends_s)
                 least_s = max(self._alone_s(unit, section), micro * carried_s) / micro
                 if least_s >= per_sample_s:
                     self.unmade["bound"] += 1
@@ -225,7 +227,7 @@ class Space:
                 yield self.num_layers / (micro * best), micro
 
     def _rates(self, pool: int, micro: int, number: int) -> list[Rate]:
-        """The fastest sections that have memory for anything."""
+        """Sections that have memory for anything: the fastest, and the best of each depth."""
         import numpy as np
 
         from weft.planner.search.combined import Rate, in_order

@@ -53,7 +53,7 @@ looked at."""
 MOST_COURSES = 1 << 10
 """That a group keeps: what is kept otherwise is looked at on the same ones."""
 LITTLE = 2
-"""Times less effort than there is, that what is looked at before all else takes of many chips."""
+"""Of many chips, a frame that takes more than the effort for a group divided by this comes last."""
 UNFIT = 8
 """Times as much effort while nothing that was looked at fits."""
 UNCUT = 2
@@ -210,14 +210,14 @@ class Group:
                 frames.sort(key=lambda frame: self._guess(frame, samples))
             elif not space.few:
                 much = self.options.effort // (2 * len(self.pools) * LITTLE)
-                frames.sort(key=lambda frame: self._takes(frame, samples) > much)
+                frames.sort(key=lambda frame: self._effort(frame, samples) > much)
             self._known = known = Known(samples, slowest, frames)
         frames = [frame for frame in known.frames if frame.micro <= samples]
         self.ledger.considered += sum(self._children(frames, first=f) for f in (True, False))
         return frames
 
-    def _takes(self, frame: Frame, samples: int) -> int:
-        """About how much effort."""
+    def _effort(self, frame: Frame, samples: int) -> int:
+        """About how much a frame takes with one schedule."""
         microbatches = -(-samples // frame.micro)
         return 2 * MAKING * frame.num_meshes * microbatches * factorial(len(frame.sections))
 
@@ -377,9 +377,8 @@ class Group:
     ) -> None:
         """Their bounds say so."""
         if frames:
-            shortest = samples * frames[0].late_s
-            words = f"{self.words}: at best {shortest:.4g} s, another takes {cutoff:.4g} s"
             late = [samples * frame.late_s for frame in frames]
+            words = f"{self.words}: at best {min(late):.4g} s, another takes {cutoff:.4g} s"
             number = self._children(frames, first=first)
             self.ledger.pruned.add("bound", words, number, min(late), max(late))
 

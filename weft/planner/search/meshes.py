@@ -40,8 +40,8 @@ class Unit(NamedTuple):
     """Seconds for a microbatch with ZeRO that costs nothing, or with its part of a step's end."""
 
     layer_s: float
-    embed_s: float
-    head_s: float
+    ends_s: float
+    """Of embedding and head."""
     forward_s: float
     """Of a layer's."""
     backward_s: float
@@ -49,7 +49,7 @@ class Unit(NamedTuple):
     @property
     def ends(self) -> float:
         """Embedding and head, in layers."""
-        return (self.embed_s + self.head_s) / self.layer_s
+        return self.ends_s / self.layer_s
 
     @property
     def forward(self) -> float:
@@ -71,7 +71,7 @@ class AtLevel(NamedTuple):
     once_s: float
     """Of a step: gradients are summed, parameters updated."""
     update_s: float
-    """Likewise, of all layers, with what a step takes whatever is in it."""
+    """Of a step, of all layers, with what it takes whatever is in it."""
 
 
 class Meshes:
@@ -119,16 +119,15 @@ class Meshes:
             for level in self.costs.zero_levels(one):
                 yield self._at_level(one._replace(meshes=1, zero=level), part.chips_per_node, b)
 
-    def ends_once_s(self, section: Section, b: int) -> float:
-        """Of a step, what embedding and head take once at least."""
-        return min(
-            max(
-                self.costs.times(each.rank, Held(self.num_layers, True, True)).update_s
-                - each.update_s,
-                0.0,
-            )
-            for each in self.at_levels(section, b)
-        )
+    def ends_s(self, section: Section, b: int, part: float) -> float:
+        """Of a microbatch, what embedding and head add to all layers at least, likewise: less than
+        they compute where layers wait, for they hide some of that."""
+        held, added = Held(self.num_layers, True, True), list[float]()
+        for each in self.at_levels(section, b):
+            whole = self.costs.times(each.rank, held)
+            more_s = whole.whole_s - self.num_layers * each.layer_s
+            added.append(more_s + part * (whole.update_s - each.update_s))
+        return max(min(added), 0.0)
 
     def unit_with_once(self, section: Section, b: int, part: float) -> Unit:
         """Of microbatches with ``b`` samples a rank, each so large a part of a step's samples:
@@ -158,7 +157,8 @@ class Meshes:
         ends = Held(0, True, False), Held(0, False, True)
         embed, head = (self.costs.times(rank, held) for held in ends)
         forward_s, whole_s = layer.forward_s, layer.whole_s
-        return Unit(whole_s, embed.whole_s, head.whole_s, forward_s, whole_s - forward_s)
+        ends_s = embed.whole_s + head.whole_s
+        return Unit(whole_s, ends_s, forward_s, whole_s - forward_s)
 
     def _layer_times_of(
         self, pool: int, inner: Axes, recompute: Recompute, b: int

@@ -96,8 +96,6 @@ class Kinds:
         self.chunks = max(each.chunks for each in named)
         self.splits = any(each.splits_backward for each in named)
         self.mixed = options.mixed_recompute and "full" in options.recompute
-        self.ends_s: Callable[[int], float] = cache(self._ends_of)
-        """Of embedding and head of all samples, with all chips of a kind at it."""
         self.best_first: Callable[[int], list[Deep]] = cache(self._by_rate)
         self.reached: Callable[[int], list[Reached]] = cache(self._reached_by)
 
@@ -124,10 +122,10 @@ class Kinds:
                 if not self.meshes.fills(pool, chips, near_ranks(deep.inner)):
                     continue
                 found.append(self._with(deep, ways))
-                enough = min(enough, self._enough(found[-1], pool))
+                enough = min(enough, self._enough(found[-1]))
         return found
 
-    def _enough(self, reached: Reached, pool: int) -> float:
+    def _enough(self, reached: Reached) -> float:
         """Seconds of a layer with which no other does more in any time that a step may take.
 
         Where there is room for everything and what crosses never holds it up, its layers, ``(t -
@@ -137,7 +135,7 @@ class Kinds:
         soonest = self._soonest_s
         if reached.most < self.num_layers or max(reached.from_s, reached.ends_s) >= soonest:
             return inf
-        return reached.seconds * (soonest - self.ends_s(pool)) / (soonest - reached.ends_s)
+        return reached.seconds * soonest / (soonest - reached.ends_s)
 
     @cached_property
     def _soonest_s(self) -> float:
@@ -203,18 +201,9 @@ class Kinds:
             seconds=min(times * each.layer_s + each.once_s / deep.meshes for each in kept),
             most=inf if self.any_room else max(most, 0.0),
             from_s=self._crossing_s(section),
-            ends_s=self.ends_s(deep.pool)
-            + self.meshes.ends_once_s(section, deep.each) / deep.meshes,
+            ends_s=self.meshes.ends_s(section, deep.each, micro / self.samples)
+            * (self.samples / micro / deep.meshes),
         )
-
-    def _ends_of(self, pool: int) -> float:
-        """Seconds of embedding and head of all samples, with all chips at it."""
-        each = []
-        for deep in self.best_first(pool):
-            unit, inner = self.meshes.unit(*deep.unit), deep.inner
-            samples = deep.each * share(inner, "samples") / num_ranks(inner)
-            each.append((unit.embed_s + unit.head_s) / samples)
-        return min(each, default=0.0) * self.samples / self.costs.pools[pool].num_chips
 
     def _crossing_s(self, section: Section) -> float:
         """What a border between nodes carries one way, where there has to be one."""

@@ -52,7 +52,7 @@ ALONE = 32
 THROUGH = 64
 """Likewise for one through several pools: those that look best often are not."""
 AGAIN = 8
-"""Likewise with more ways to recompute, of which there are as many combinations more."""
+"""Likewise with more ways to recompute, of few chips: there are many combinations more."""
 LONGER = 8
 """Times as much effort where it ended before anything that fits was looked at."""
 MOST_OTHERS = 5
