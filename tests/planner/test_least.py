@@ -7,8 +7,10 @@ import pytest
 from benchmarks.poorer import AS_COMMANDS
 from weft.cluster.cluster import catalogue
 from weft.cluster.view import ChipPool, ClusterView
+from weft.cost.work import Training
 from weft.models.llama.sizes import SIZES
-from weft.planner.problem import Problem, Workload
+from weft.plan.plan import ZeroLevel
+from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import search
 from weft.planner.search.least import Relaxed
 from weft.planner.search.united import united
@@ -117,3 +119,36 @@ def test_ranks_of_two_nodes_share_none() -> None:
     with a neighbour over no network."""
     found = search(on(pool("A100-SXM4-40GB", 2, 8, 1), samples=32))
     assert found.gap is not None and found.gap < 0.15
+
+
+EXPERTS = replace(SIZES["olmoe-1b-7b"], num_layers=1)
+FROZEN_ENDS = Training(units=(0.0, 1.0, 1.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("workload", "chips", "levels"),
+    [
+        (
+            Workload(spec=EXPERTS, seq_len=4096, samples=4),
+            pool("H100-SXM5-80GB", 2, 2),
+            (0, 1),
+        ),
+        (
+            Workload(
+                spec=replace(SIZES["llama2-7b"], num_layers=2),
+                seq_len=8192,
+                samples=64,
+                training=FROZEN_ENDS,
+            ),
+            pool("H100-SXM5-80GB", 1, 2, 10),
+            (3,),
+        ),
+    ],
+    ids=["tokens go to experts in pieces", "ends compute while layers wait"],
+)
+def test_what_is_hidden_is_in_no_bound(
+    workload: Workload, chips: ChipPool, levels: tuple[ZeroLevel, ...]
+) -> None:
+    options = Options(zero=levels, recompute=("off",), schedules=("1f1b",))
+    found = search(Problem(workload, ClusterView((chips,)), options=options))
+    assert 0.9 * found.best.time.step_s < found.bound_s <= found.best.time.step_s

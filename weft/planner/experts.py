@@ -10,6 +10,8 @@ from weft.precision.casts import CASTS
 
 BY_EXPERTS = next(name for name, axis in AXES.items() if axis.near_key == "expert_ways")
 """The axis whose ranks divide experts."""
+PIECES = 1, 2, 4
+"""In so many of which tokens may go to experts, as the planner has it."""
 
 
 def check_experts(where: str, stage: StagePlan) -> None:

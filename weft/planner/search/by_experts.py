@@ -9,12 +9,10 @@ from itertools import product
 
 from weft.cluster.cluster import HOST
 from weft.plan.plan import StagePlan
-from weft.planner.experts import BY_EXPERTS
+from weft.planner.experts import BY_EXPERTS, PIECES
 from weft.planner.problem import Problem
 from weft.planner.search.domains import have_room
 from weft.planner.search.found import Candidate
-
-PIECES = (1, 2, 4)
 
 
 def by_experts(candidate: Candidate, problem: Problem) -> Candidate:

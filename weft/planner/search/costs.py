@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
+from itertools import product
 from typing import NamedTuple
 
 from weft.cluster.cluster import HOST
@@ -22,6 +23,7 @@ from weft.memory.tiers import keeps_apart
 from weft.models.registry import shape_of
 from weft.plan.plan import ZeroLevel
 from weft.planner.casts import saves_bytes
+from weft.planner.experts import PIECES
 from weft.planner.problem import Problem
 from weft.planner.search.choice import Apart, Section, nodes_for, num_ranks
 from weft.recompute.asked import slabs_of
@@ -126,6 +128,9 @@ class Costs:
         """By the way to make domains of a pipeline what its sections have of one."""
         self.expert_layers = 2
         """Whose experts are on the device at a time, where they are kept elsewhere."""
+        self.any_pieces = False
+        """Times are the least of all ways of tokens to experts, each of them: for bounds of plans
+        whose way is chosen last."""
         self._state = workload.training.state(workload.precision)
         self._trained = workload.training.parts((0, self.shape.num_layers))
         self._eager = [pool.chip.device == HOST for pool in pools]
@@ -236,7 +241,21 @@ class Costs:
 
     def _times(self, rank: Rank, held: Held) -> StageTimes:
         hardware = self.hardware(rank.pool, rank.per_node)
-        return stage_times(self.shape, held.of(rank.choice), hardware)
+        times = partial(stage_times, self.shape, hardware=hardware)
+        choice = held.of(rank.choice)
+        if not self.any_pieces or share(choice.axes, "experts") == 1:
+            return times(choice)
+        ways = product(PIECES, (False, True))
+        every = [
+            times(choice._replace(work=choice.work._replace(expert_pieces=n, experts_at_once=once)))
+            for n, once in ways
+        ]
+        return StageTimes(
+            forward_s=min(each.forward_s for each in every),
+            input_grad_s=min(each.input_grad_s for each in every),
+            weight_grad_s=min(each.weight_grad_s for each in every),
+            update_s=min(each.update_s for each in every),
+        )
 
     def _ragged(self, rank: Rank, last: int, held: Held) -> StageTimes:
         return replace(self.times(rank, held), last=self.times(self.taking(rank, last), held))
