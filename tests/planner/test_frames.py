@@ -83,6 +83,13 @@ def check_group(case: Case, pools: Sequence[ChipPool], *, shared: bool) -> int:
     return seen
 
 
+def kept_of(frame: Frame, costs: Costs, order: tuple[Section, ...]) -> float:
+    """What a frame promises, as a part of what a 1F1B in that order takes."""
+    samples = costs.workload.samples
+    route = Route(costs, Line(order, frame.micro, "1f1b", (), samples))
+    return samples * frame.per_sample_s / route.seconds(filled(route, costs.num_layers))
+
+
 @pytest.mark.parametrize("kinds", [1, 2])
 def test_frames_promise_nearly_what_long_steps_take(kinds: int) -> None:
     """Where a step is long, a promise that is a twentieth too high would be broken."""
@@ -91,12 +98,8 @@ def test_frames_promise_nearly_what_long_steps_take(kinds: int) -> None:
     problem = Problem(case.workload, case.cluster, options=Options(micros=(1,)))
     costs = Costs(problem, 1)
     space = Space(Meshes(costs), case.samples, case.samples)
-    near = []
-    for frame in frames_of(space, kinds).values():
-        for order in permutations(frame.sections):
-            route = Route(costs, Line(order, frame.micro, "1f1b", (), case.samples))
-            seconds = route.seconds(filled(route, case.num_layers))
-            near.append(case.samples * frame.per_sample_s / seconds)
+    frames = frames_of(space, kinds).values()
+    near = [kept_of(each, costs, order) for each in frames for order in permutations(each.sections)]
     assert 0.955 < max(near) <= 1
 
 
@@ -122,10 +125,8 @@ def test_a_promise_knows_what_ends_hide(
     near = []
     for frame in frames_of(space, 1).values():
         sections = tuple(section._replace(zero=level) for section in frame.sections)
-        if level not in costs.zero_levels(sections[0]):
-            continue
-        route = Route(costs, Line(sections, frame.micro, "1f1b", (), workload.samples))
-        near.append(workload.samples * frame.per_sample_s / route.seconds(filled(route, 2)))
+        if level in costs.zero_levels(sections[0]):
+            near.append(kept_of(frame, costs, sections))
     assert 0.95 < max(near) <= 1
 
 
@@ -140,10 +141,7 @@ def test_a_promise_knows_what_gradients_take_over_slow_links(kinds: int) -> None
     wanted = frozenset(Section(number, axes, 1) for number in range(kinds))
     frame = frames_of(space, kinds)[SLOW_LINKS.samples, wanted]
     sections = tuple(section._replace(zero=1) for section in frame.sections)
-    line = Line(sections, frame.micro, "1f1b", (), SLOW_LINKS.samples)
-    route = Route(costs, line)
-    seconds = route.seconds(filled(route, SLOW_LINKS.num_layers))
-    assert 0.3 < SLOW_LINKS.samples * frame.per_sample_s / seconds <= 1
+    assert 0.3 < kept_of(frame, costs, sections) <= 1
 
 
 def test_frames_of_every_depth_are_looked_at_by_turns() -> None:

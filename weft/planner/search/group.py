@@ -175,9 +175,13 @@ class Group:
     def _enough(self, kept: Kept | None, effort: int) -> Callable[[], int]:
         """Up to which effort the first schedule is looked at from now on, or the others: longer
         while nothing fits."""
-        part = 2 * len(self.pools) * (APART if kept is not None and kept.apart else 1)
-        begin, own = self.ledger.effort, effort // part
+        apart = APART if kept is not None and kept.apart else 1
+        begin, own = self.ledger.effort, self._part_of(effort) // apart
         return lambda: begin + own * (1 if self._fits else UNFIT)
+
+    def _part_of(self, effort: int) -> int:
+        """For the first schedule, or for the others."""
+        return effort // (2 * len(self.pools))
 
     def may_keep(self, kept: Kept) -> bool:
         """Some of what was looked at could be kept so, and is not better kept otherwise."""
@@ -209,7 +213,7 @@ class Group:
             if len(self.pools) == 1:
                 frames.sort(key=lambda frame: self._guess(frame, samples))
             elif not space.few:
-                much = self.options.effort // (2 * len(self.pools) * LITTLE)
+                much = self._part_of(self.options.effort) // LITTLE
                 frames.sort(key=lambda frame: self._effort(frame, samples) > much)
             self._known = known = Known(samples, slowest, frames)
         frames = [frame for frame in known.frames if frame.micro <= samples]

@@ -131,7 +131,7 @@ class Kinds:
 
         Where there is room for everything and what crosses never holds it up, its layers, ``(t -
         ends) / seconds``, grow the faster with time: they are more at all times if they are at the
-        soonest end.
+        soonest end, even where the other's ends take nothing.
         """
         soonest = self._soonest_s
         if reached.most < self.num_layers or max(reached.from_s, reached.ends_s) >= soonest:
