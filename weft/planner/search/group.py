@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from itertools import permutations, product
+from itertools import chain, permutations, product
 from math import factorial, inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -59,6 +60,8 @@ UNFIT = 8
 UNCUT = 2
 """Frames of every group that are explored, with the first schedule, whatever else is known: where
 less than the best is of interest too."""
+SLOWER_LINES = 1.2
+"""Times the best of a frame's pipelines, up to which its others are of interest."""
 BEATEN = "ZeRO: another level takes no longer and needs less memory"
 NO_FASTER = "domains: with others it takes no longer and needs no more memory"
 
@@ -78,6 +81,46 @@ class Known:
     per_sample_s: float
     """Slower ones were left out."""
     frames: list[Frame]
+
+
+class Look(NamedTuple):
+    """One that a group takes at its frames."""
+
+    first: bool
+    """With the schedule that is quickly made; else with the others."""
+    brief: bool = False
+    """Only at the split that balances the meshes best, to see which frames look best then."""
+
+
+WHOLE = Look(first=True), Look(first=False)
+BRIEF_FIRST = tuple(look._replace(brief=brief) for look in WHOLE for brief in (True, False))
+
+
+@dataclass(slots=True)
+class Seen:
+    """A frame, and what was found of it."""
+
+    frame: Frame
+    seconds: float = inf
+    """The least of its steps."""
+    found: dict[bool, list[Timed]] = field(default_factory=dict)
+    """With the first schedule, and with others."""
+
+    def add(self, explored: list[Timed], look: Look) -> None:
+        """What a look found instead of what one before it did, which is kept where it is faster."""
+        before = self.found.get(look.first, [])
+        least, known = (min(map(_SECONDS, each), default=inf) for each in (explored, before))
+        self.found[look.first] = explored if least <= known else before + explored
+        self.seconds = min(self.seconds, least * self.frame.stretch)
+
+
+class Asked(NamedTuple):
+    """What all looks of a group are told."""
+
+    samples: int
+    kept: Kept | None
+    uncut: int
+    nearly: float
 
 
 class Kept(NamedTuple):
@@ -116,6 +159,7 @@ class Group:
         effort: int | None = None,
         uncut: int = UNCUT,
         nearly: float = 1.0,
+        looks: Sequence[Look] = WHOLE,
     ) -> Timed | None:
         """The fastest pipeline for so many samples; where a step takes ``cutoff`` or more, the
         fastest of the few that are looked at whatever is known.
@@ -125,36 +169,47 @@ class Group:
             kept: How all stages keep what they hold; None leaves it open.
             uncut: Frames that are looked at whatever is known.
             nearly: Those that take up to so many times as long are ``found`` too.
+            looks: In this order; after each, what took least comes first.
         """
         frames = self._frames(samples, nearly * cutoff, shown=uncut > 0)
-        best: Timed | None = None
-        least, took = inf, dict[int, float]()
-        for first in (True, False):
+        asked, every = Asked(samples, kept, uncut, nearly), [Seen(frame) for frame in frames]
+        for look in looks:
             enough = self._enough(kept, effort or self.options.effort)
-            slow, left = [], []
-            for number, frame in enumerate(frames):
-                free = first and number < uncut
-                schedules = self._schedules(frame, first=first)
-                if not free and frame.is_slow(samples, schedules, nearly * cutoff):
-                    slow.append(frame)
-                    continue
-                if self.ledger.effort > enough():
-                    left.append(frame)
-                    continue
-                limit = inf if free else nearly * cutoff / frame.stretch
-                lines = self._lines(frame, samples, schedules, kept)
-                explored = list(self._explored(lines, limit, kept, enough))
-                self.found += explored
-                whole = min((timed.seconds for timed in explored), default=inf) * frame.stretch
-                if explored:
-                    took[number] = min(whole, took.get(number, inf))
-                if whole < least:
-                    best, least = min(explored, key=_SECONDS), whole
-                cutoff = min(cutoff, whole)
-            self._rule_out(slow, samples, cutoff, first=first)
-            self.ledger.pruned.add("limit", self._too_many, self._children(left, first=first))
-            frames = _by_time(frames, took)
-        return best
+            cutoff = self._look_at(every, look, asked, cutoff, enough)
+            every.sort(key=_SECONDS)
+        found = [[t for some in seen.found.values() for t in some] for seen in every]
+        self.found += chain(*found)
+        return min(found[0], key=_SECONDS) if found and found[0] else None
+
+    def _look_at(
+        self,
+        every: Sequence[Seen],
+        look: Look,
+        asked: Asked,
+        cutoff: float,
+        enough: Callable[[], int],
+    ) -> float:
+        """Frames, the first first; returns the least that a step takes by then."""
+        slow, left, samples = list[Frame](), list[Frame](), asked.samples
+        for number, seen in enumerate(every):
+            frame, free = seen.frame, look.first and number < asked.uncut
+            schedules = self._schedules(frame, first=look.first)
+            if not free and frame.is_slow(samples, schedules, asked.nearly * cutoff):
+                slow.append(frame)
+            elif self.ledger.effort > enough():
+                left.append(frame)
+            else:
+                limit = inf if free else asked.nearly * cutoff / frame.stretch
+                with self._uncounted() if look.brief else nullcontext():
+                    lines = self._lines(frame, samples, schedules, asked.kept)
+                    explored = self._explored(lines, limit, asked.kept, enough, brief=look.brief)
+                seen.add(explored, look)
+                cutoff = min(cutoff, seen.seconds)
+        if not look.brief:
+            self._rule_out(slow, samples, cutoff, first=look.first)
+            children = self._children(left, first=look.first)
+            self.ledger.pruned.add("limit", self._too_many, children)
+        return cutoff
 
     def again(self, line: Line, samples: int) -> Timed | None:
         """A pipeline that was found, with other samples; None where it has less than a microbatch,
@@ -243,23 +298,45 @@ class Group:
         return [Line(o, frame.micro, s, (), samples) for o, s in product(orders, schedules)]
 
     def _explored(
-        self, lines: Sequence[Line], limit: float, kept: Kept | None, enough: Callable[[], int]
-    ) -> Iterator[Timed]:
-        """The best of each of a frame's lines that takes less than ``limit``: of the first, and of
-        others until there was ``enough`` effort, for those of many meshes take long."""
+        self,
+        lines: Sequence[Line],
+        limit: float,
+        kept: Kept | None,
+        enough: Callable[[], int],
+        *,
+        brief: bool,
+    ) -> list[Timed]:
+        """The best of each of a frame's lines that takes less than ``limit`` and is not much slower
+        than the others: of the first, and of others until there was ``enough`` effort, for those of
+        many meshes take long."""
+        found: list[Timed] = []
         for number, line in enumerate(lines):
             if number and self.ledger.effort > enough():
                 each = sum(1 for _ in self._ways(line))
                 self.ledger.pruned.add("limit", self._too_many, each * (len(lines) - number))
-                return
-            best = self._best_levels(line, limit, kept)
+                break
+            best = self._best_levels(line, limit, kept, brief=brief)
             if best is not None:
-                yield best
+                limit = min(limit, SLOWER_LINES * best.seconds)
+                found.append(best)
+        return found
 
-    def _best_levels(self, line: Line, limit: float, kept: Kept | None) -> Timed | None:
+    @contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        """Only the effort counts: all that is looked at is looked at again, or has its reason."""
+        whole = self.ledger
+        self.ledger = replace(whole, pruned=Pruned())
+        try:
+            yield
+        finally:
+            whole.effort = self.ledger.effort
+            self.ledger = whole
+
+    def _best_levels(
+        self, line: Line, limit: float, kept: Kept | None, *, brief: bool
+    ) -> Timed | None:
         """The best choice of domains, ZeRO levels, numbers in flight and layers for an order and a
         schedule."""
-        best: Timed | None = None
         route, pruned = self._route(line), self.ledger.pruned
         too_long = f"{self.words}, {line.schedule}: at best more than {limit:.4g} s"
         self.ledger.effort += LOOKING * route.num_meshes
@@ -271,9 +348,11 @@ class Group:
         useful = list(self._worth_trying(line, kept))
         self.ledger.effort += LOOKING * len(useful) * route.num_meshes
         self.ledger.considered += len(useful) * (len(numbers) - 1)
+        best: Timed | None = None
         for each, held in product(useful, numbers):
             route = replace(route, line=replace(each, in_flight=held))
-            explored = explore(route, limit if best is None else min(limit, best.seconds))
+            least = limit if best is None else min(limit, best.seconds)
+            explored = explore(route, least, brief=brief)
             self.ledger.count(route, explored.played)
             self._fits |= explored.fits
             if explored.best is None:
@@ -394,9 +473,3 @@ class Group:
         gib, budget = (num / 2**30 for num in (route.bytes(mesh, layers), self.costs.budgets[pool]))
         where = f"mesh {mesh} on {self.costs.pools[pool].chip.name}"
         return f"{self.words}, {route.line.schedule}: {where} needs {gib:.1f} GiB of {budget:.1f}"
-
-
-def _by_time(frames: Sequence[Frame], took: Mapping[int, float]) -> list[Frame]:
-    """Those that were explored first, by what they took."""
-    others = (frame for number, frame in enumerate(frames) if number not in took)
-    return [*(frames[number] for number in sorted(took, key=took.__getitem__)), *others]

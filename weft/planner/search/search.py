@@ -35,7 +35,7 @@ from weft.planner.search.choice import (
 from weft.planner.search.costs import Costs
 from weft.planner.search.domains import searches_domains, with_best_domains
 from weft.planner.search.found import Candidate, Found, NoPlan, Pruned, together
-from weft.planner.search.group import UNCUT, Group, Kept, Ledger
+from weft.planner.search.group import BRIEF_FIRST, UNCUT, WHOLE, Group, Kept, Ledger
 from weft.planner.search.least import Relaxed
 from weft.planner.search.meshes import Meshes
 from weft.planner.search.nearer import nearer
@@ -383,7 +383,9 @@ class SearchRun:
         return True
 
     def _alone(self, group: Group, *, brief: bool, longer: bool) -> None:
-        times = ALONE if len(group.pools) == 1 and not brief else THROUGH if longer else 1
+        times = ALONE if len(group.pools) == 1 and not brief else 1
+        if longer:
+            times = THROUGH * len(group.pools) // 2
         known = len(group.found)
         group.best(
             self.samples,
@@ -391,6 +393,7 @@ class SearchRun:
             effort=times * self.options.effort,
             nearly=NEARLY if self._refines_many else 1.0,
             uncut=0 if longer else UNCUT,
+            looks=BRIEF_FIRST if longer else WHOLE,
         )
         for timed in group.found[known:]:
             self._add([timed])
@@ -505,7 +508,7 @@ class SearchRun:
 
 NEARLY = 1.2
 """Times the best step, up to which plans are refined, however alike they are."""
-MOST_NEAR = 24
+MOST_NEAR = 48
 WORTH_A_LOOK = 1.25
 """Arrangements are looked at again whose best takes up to this many times the best of all."""
 WORTH_SHOWING = 1.25

@@ -29,8 +29,9 @@ class Explored:
     fits: bool = True
 
 
-def explore(route: Route, cutoff: float) -> Explored:
-    """The best split that takes less than ``cutoff`` seconds."""
+def explore(route: Route, cutoff: float, *, brief: bool = False) -> Explored:
+    """The best split that takes less than ``cutoff`` seconds; ``brief``: the one that balances the
+    meshes best, whatever it takes."""
     total = route.costs.num_layers
     if not has_place(route.least, route.room, total):
         return Explored(None, 0, fits=False)
@@ -38,6 +39,8 @@ def explore(route: Route, cutoff: float) -> Explored:
         return Explored(None, 0)
     first = filled(route, total)
     best = route.timed(first)
+    if brief:
+        return Explored(best, 1)
     most = route.most_within(min(best.seconds, cutoff))
     bearable = max(_FEW, min(MOST_SPLITS, MOST_ACTIONS // route.actions))
     if count_splits(route.least, most, total) > bearable:
