@@ -50,7 +50,8 @@ from weft.schedules.registry import SCHEDULES
 ALONE = 32
 """Times as much effort for a pool by itself: all its chips are alike, and bounds rule much out."""
 THROUGH = 64
-"""Likewise for one through several pools: those that look best often are not."""
+"""Likewise for one through two pools, where those that look best often are not; half as much more
+for each pool more."""
 AGAIN = 8
 """Likewise with more ways to recompute, of few chips: there are many combinations more."""
 LONGER = 8
