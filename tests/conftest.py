@@ -5,13 +5,14 @@ import os
 import signal
 from collections.abc import Generator, Iterator
 from multiprocessing import forkserver
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import settings
 
 from weft.elastic.pool import ANSWER_S, Job, WorkerPool
 from weft.elastic.processes import COMPILER, PRELOADED, warm_context
+from weft.planner.problem import Options
 
 forkserver.set_forkserver_preload(list(PRELOADED))  # whichever test is the first to start it
 
@@ -80,6 +81,13 @@ class PatientPool(WorkerPool):
         if len(self._workers) < world_size:
             super().run(repr, world_size=world_size)
         return super().run(job, *args, world_size=world_size, timeout_s=timeout_s)
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches for plans give up early: for tests of what is done with a plan, however good."""
+    known = cast("dict[str, object]", Options.__init__.__kwdefaults__)
+    monkeypatch.setitem(known, "effort", known["effort"] // 30)
 
 
 @pytest.fixture(scope="session")

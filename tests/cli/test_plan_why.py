@@ -12,6 +12,9 @@ COMMAND = [
     *("plan", "demo", "model.size=llama3-8b", "data.seq_len=8192", "batch.samples=64"),
     *("--cluster", str(CLUSTERS / "box-8.yaml")),
 ]
+GIVEN = "plan.stages=[{tp: 2, recompute: full}, {tp: 4}] plan.schedule=1f1b batch.micro=2"
+
+pytestmark = pytest.mark.usefixtures("hurried")
 
 
 def why(words: str, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, object]:
@@ -39,8 +42,7 @@ def test_a_plan_that_does_not_fit_is_judged_too(capsys: pytest.CaptureFixture[st
 
 
 def test_values_of_the_configuration_say_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    text = "plan.stages=[{tp: 2, recompute: full}, {tp: 4}] plan.schedule=1f1b batch.micro=2"
-    told = why(text, capsys)
+    told = why(GIVEN, capsys)
     assert told["name"] == "tp 2 on 2 H100-SXM5-80GB, then tp 4 on 4 H100-SXM5-80GB"
     assert told["reason"] == "shape" and "all meshes on one pool" in str(told["words"])
 
@@ -85,6 +87,10 @@ def test_reasons_are_all_there(capsys: pytest.CaptureFixture[str]) -> None:
         ([*COMMAND, "--why", "no.json"], "plan.file = 'no.json': expected a plan.json as Weft"),
         ([*COMMAND, "--why", "dp=16"], "plan = {ranks: 16}: expected at most 8 ranks"),
         (
+            [*COMMAND, "--why", f"{GIVEN} batch.samples=32"],
+            "--why = {samples: 32}: expected 64 samples a step.",
+        ),
+        (
             [*COMMAND, "plan.stages=[{dp: 8, zero: 2, recompute: full}]", "plan.schedule=null",
              "batch.micro=8", "--why", "dp=4"],
             "--why = 'a plan': expected no plan beside it. One is to be found.",
@@ -92,7 +98,11 @@ def test_reasons_are_all_there(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked(
-    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delattr("weft.cli.plan.forecasts.search")  # which takes long, and comes after
     assert run(arguments) == 2
     assert problem in capsys.readouterr().err

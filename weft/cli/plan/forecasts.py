@@ -215,15 +215,15 @@ def answer(
         found = search_in_sites(problem, sites, progress=_progress())
         outlook = outlook_of_search(found, problem, explain=False)
     else:
+        rival = _rival(why, problem)
         if nodes is None:
             found = search(problem, progress=_progress())
         else:
             mix, found = nodes.choose(problem, progress=_progress())
             problem = problem.on(mix.cluster)
+            rival = _rival(why, problem)
         outlook = outlook_of_search(found, problem, explain=explain)
-        if why is not None:
-            other = plan_request(why, problem.cluster, problem.knowledge)
-            compared = _compared(other, outlook)
+        compared = _compared(rival, outlook)
     if nodes is None:
         outlook = replace(outlook, apart=_apart(outlook, problem, sites))
     model = loaded.config.model
@@ -304,12 +304,24 @@ def _show_plan_there(
     print_plan(heading, [*folded(lines), *(f"  {note}" for note in notes)])
 
 
-def _compared(other: PlanRequest, outlook: Outlook) -> Comparison:
-    assert other.plan is not None, "a plan was given"
-    best, samples = outlook.forecast, other.plan.global_batch
-    if samples != best.plan.global_batch:
-        raise ConfigError("--why", {"samples": samples}, f"{best.plan.global_batch} samples a step")
-    return compare(other.plan, best, replace(other.problem, options=best.problem.options))
+def _rival(why: Loaded | None, problem: Problem) -> PlanRequest | None:
+    """What is to be put beside the best, on these chips."""
+    if why is None:
+        return None
+    asked = plan_request(why, problem.cluster, problem.knowledge)
+    assert asked.plan is not None, "a plan was given"
+    given, samples = asked.plan.global_batch, problem.workload.samples
+    if given != samples:
+        raise ConfigError("--why", {"samples": given}, f"{samples} samples a step")
+    return asked
+
+
+def _compared(rival: PlanRequest | None, outlook: Outlook) -> Comparison | None:
+    if rival is None:
+        return None
+    assert rival.plan is not None, "a plan was given"
+    best = outlook.forecast
+    return compare(rival.plan, best, replace(rival.problem, options=best.problem.options))
 
 
 def _progress() -> Callable[[int, float], None]:
