@@ -69,18 +69,22 @@ class Case:
     """Where what only updates need is kept."""
     param_tier: Tier = "device"
     """Where parameters are, of plans that can bring them."""
+    num_schedules: int = len(SCHEDULES)
 
     @property
     def schedules(self) -> tuple[ScheduleName, ...]:
-        return SCHEDULES[: 1 if self.domains else None]
+        return SCHEDULES[: 1 if self.domains else self.num_schedules]
 
     @property
     def options(self) -> Options:
         """With which the search looks for the same."""
-        usual = Options(effort=WITHOUT_LIMIT, tiers=(self.tier,), param_tiers=(self.param_tier,))
-        if not self.domains:
-            return usual
-        return replace(usual, domains=True, schedules=self.schedules, max_split=1)
+        usual = Options(
+            effort=WITHOUT_LIMIT,
+            tiers=(self.tier,),
+            param_tiers=(self.param_tier,),
+            schedules=self.schedules,
+        )
+        return replace(usual, domains=True, max_split=1) if self.domains else usual
 
     @property
     def cluster(self) -> ClusterView:

@@ -58,7 +58,7 @@ class Case(NamedTuple):
         return ModelShape(**sizes, num_heads=1, num_kv_heads=1, d_head=1, gated=False)
 
 
-SIZES = ((512, 64, 4096), (4096, 256, 1024), (2048, 1024, 512), (1024, 2048, 512))
+SIZES = ((512, 64, 4096), (2048, 256, 1024), (1024, 512, 256), (512, 1024, 256))
 """Where logits take most, hidden states, the weight, and a few rows."""
 CASES = [
     Case(kind, dtype, *sizes, trained)

@@ -73,6 +73,7 @@ def test_configuration_files_load(page: Path, here: Path, weft: Weft) -> None:
 
 
 @pages_with("console")
+@pytest.mark.usefixtures("hurried")
 def test_commands_parse(page: Path, here: Path, weft: Weft) -> None:
     (here / "examples").symlink_to(ROOT / "examples")
     weft("init")  # what pages call weft.yaml

@@ -108,7 +108,8 @@ def test_borders_carry_full_microbatches_before_a_smaller_last_one() -> None:
 def test_slow_chips_behind_a_slow_link_help_fast_ones() -> None:
     """With the usual numbers in flight four H100 are faster alone, and a search that knows no
     others at first ends there."""
-    whole = problem(1)
+    asked = problem(1)
+    whole = replace(asked, options=replace(asked.options, schedules=("1f1b",)))
     found = search(whole).best
     alone = search(whole.on(ClusterView(whole.cluster.pools[:1]))).best
     assert found.time.step_s < 0.75 * alone.time.step_s

@@ -10,6 +10,7 @@ from weft.cluster.view import ChipPool, ClusterView
 from weft.models.llama.sizes import SIZES
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import search
+from weft.planner.search.search import SearchRun
 
 SAME = 1 + 1e-6
 QUICK = Options(schedules=("1f1b",))
@@ -55,10 +56,13 @@ def test_many_that_do_not_fit_are_no_reason_to_look_no_further() -> None:
 
 def test_plans_that_are_called_the_same_are_refined_each() -> None:
     """With less memory another size of microbatch is first, which a list made for it makes faster
-    than what is first with all: by 0.6 %."""
-    whole = drawn(18, AS_COMMANDS, most_nodes=2)
-    found, poorer = (search(asked).best.time.step_s for asked in (whole, whole.with_memory(0.8)))
-    assert found <= poorer * SAME
+    than what is first with all, by 0.6 %: with seed 18, which takes long to search."""
+    run = SearchRun(drawn(3, AS_COMMANDS, most_nodes=2, most_kinds=2), None)
+    run.look_everywhere()
+    near, apart = run.near(), run.distinct()
+    alike = [lines for lines in near if lines not in apart]
+    assert alike and max(lines.seconds for lines in near) < 1.2 * apart[0].seconds
+    assert apart[0] in near
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 7])
