@@ -189,7 +189,7 @@ def _taken(cluster: ClusterView, nodes: tuple[int, ...]) -> ClusterView:
     return replace(
         cluster,
         pools=tuple(
-            replace(pool, num_nodes=number, hosts=pool.hosts[:number])
+            replace(pool, num_nodes=number)  # the first hosts are used
             for pool, number in pools
             if number
         ),

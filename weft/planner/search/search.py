@@ -35,6 +35,7 @@ from weft.planner.search.choice import (
 from weft.planner.search.costs import Costs
 from weft.planner.search.domains import searches_domains, with_best_domains
 from weft.planner.search.found import Candidate, Found, NoPlan, Pruned, together
+from weft.planner.search.frames import UNMADE
 from weft.planner.search.group import BRIEF_FIRST, UNCUT, WHOLE, Group, Kept, Ledger
 from weft.planner.search.least import Relaxed
 from weft.planner.search.meshes import Meshes
@@ -378,9 +379,12 @@ class SearchRun:
         if least_s < self.cutoff:
             return False
         names = " + ".join(self.cluster.pools[pool].chip.name for pool in chain(*arrangement))
-        words = f"{names}: at best {least_s:.4g} s, another takes {self.cutoff:.4g} s"
         self.ledger.considered += 1
-        self.ledger.pruned.add("bound", words, 1, least_s)
+        if least_s == inf:
+            self.ledger.pruned.add("memory", f"{names}: {UNMADE['memory']}")
+        else:
+            words = f"{names}: at best {least_s:.4g} s, another takes {self.cutoff:.4g} s"
+            self.ledger.pruned.add("bound", words, 1, least_s)
         return True
 
     def _alone(self, group: Group, *, brief: bool, longer: bool) -> None:
