@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -90,10 +91,19 @@ def file_to_write(option: str, path: Path) -> Path:
     """The file, if it can be one: asked before time is spent on what goes into it.
 
     Raises:
-        ConfigError: it is a folder, or its folder is none.
+        ConfigError: it is a folder or a device, its folder is none, or nobody may write there.
     """
     if path.is_dir():
         raise ConfigError(option, str(path), "a file to write", "This is a folder.")
     if not path.absolute().parent.is_dir():
         raise ConfigError(option, str(path), "a file in a folder that exists")
+    if path.exists() and not path.is_file():
+        raise ConfigError(option, str(path), "a file to write", "What is there is none.")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        beside.touch()
+        beside.unlink()
+    except OSError as error:
+        expected = "a file in a folder that can be written"
+        raise ConfigError(option, str(path), expected, f"{error.strerror}.") from None
     return path

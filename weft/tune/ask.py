@@ -43,6 +43,12 @@ class Space:
     is_guess: bool
     """Rates are those of an average core, for the machine has no profile."""
 
+    def __post_init__(self) -> None:
+        samples, micros = self.problem.workload.samples, self.tune.micros
+        if micros and min(micros) > samples:
+            expected = f"some that are no more than the {samples} samples of a step"
+            raise ConfigError("tune.micros", list(micros), expected)
+
     def candidates(self, tell: Tell = lambda *_: None) -> list[Candidate]:
         """Unlike plans, the fastest by prediction first.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -13,12 +13,13 @@ import typer
 from weft.cli.output import err, finish, out, print_json, warn
 from weft.cli.plan.forecasts import Answer, answer, answer_here, load_for_cluster
 from weft.cli.plan.nodes import nodes_asked
-from weft.cli.plan.saved import Started, saved
+from weft.cli.plan.saved import SUFFIXES, Started, saved
 from weft.cli.resolved import refuse_unmeasured, resolved_here
 from weft.cli.target import Json, Overrides, Target, file_to_write, load
 from weft.config.axes import NAMES, SAMPLE_AXES
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
+from weft.config.plan_sections import PLAN_WAYS
 from weft.planner.search import NoPlan
 from weft.report.forecast_page import forecast_page
 from weft.resolve.overruled import refuse_without_effect
@@ -26,6 +27,10 @@ from weft.resolve.overruled import refuse_without_effect
 SHORT = ("pp", *NAMES, "zero", "recompute", "schedule", "micro")
 """What may be given without the name of a section: equal meshes in one pipeline."""
 _REPLACED = ("plan.", "plan=", "batch.micro=")
+_MAY_DIFFER = ("plan.", "batch.micro", "batch.samples", "compute.recompute")
+"""Samples are refused with how many there are."""
+MOST_MESHES = 1000
+"""That ``pp`` asks for: models have no more layers."""
 
 ClusterOption = Annotated[
     Path | None,
@@ -175,11 +180,28 @@ def _refuse_early(options: PlanOptions) -> None:
     for option, file in (("--html", options.html), ("--out", options.out_file)):
         if file is not None:
             file_to_write(option, file)
+    _refuse_same_file(options)
     if options.launch and options.out_file is None:
         raise ConfigError("--launch", True, "--out beside it", "The commands name the plan's file.")
     if options.kubernetes and not options.launch:
         expected = "--launch beside it"
         raise ConfigError("--kubernetes", True, expected, "It starts what --out writes.")
+
+
+def _refuse_same_file(options: PlanOptions) -> None:
+    """What is written replaces nothing that is read, or written besides."""
+    is_file = options.why is not None and Path(options.why).suffix == ".json"
+    read = [("--cluster", options.cluster), ("--why", Path(options.why or "") if is_file else None)]
+    written = [("--html", options.html), ("--out", options.out_file)]
+    if options.launch and options.out_file is not None:
+        beside = options.out_file.with_suffix(SUFFIXES[options.kubernetes])
+        written.append(("--launch", beside))
+    known: dict[Path, str] = {}
+    for option, file in (*read, *written):
+        other = None if file is None else known.setdefault(file.absolute(), option)
+        if other not in (None, option) and option != "--why":
+            expected = "a file of its own to write"
+            raise ConfigError(option, str(file), expected, f"{other} names the same.")
 
 
 def _answer(target: str, overrides: Sequence[str], options: PlanOptions) -> Answer:
@@ -238,12 +260,24 @@ def _values(why: str) -> list[str]:
     words = why.split() if "." not in why else _at_keys(why)
     pairs = dict(word.partition("=")[::2] for word in words)
     if all("." in key for key in pairs) and pairs:
+        _refuse_other_work(why, pairs)
         return list(words)
     unknown = [key for key in pairs if key not in SHORT]
     if unknown or not pairs or not all(pairs.values()):
         expected = f"a plan.json, values of plan and batch, or some of {', '.join(SHORT)}"
         raise ConfigError("--why", why, expected, 'Such as --why "pp=2 dp=4 tp=2 micro=8".')
     return list(_equal_stages(pairs))
+
+
+def _refuse_other_work(why: str, keys: Iterable[str]) -> None:
+    """Both plans are for the same model and data."""
+    for key in keys:
+        if not key.startswith(_MAY_DIFFER):
+            expected = "values of plan, batch.micro or compute.recompute"
+            raise ConfigError("--why", key, expected, "Both plans are for the same model and data.")
+    if not any(key == f"plan.{way}" for key in keys for way in PLAN_WAYS if way != "auto"):
+        expected = "values that say a plan"
+        raise ConfigError("--why", why, expected, 'Such as --why "plan.stages=[{dp: 2}, {dp: 2}]".')
 
 
 def _at_keys(why: str) -> list[str]:
@@ -268,6 +302,8 @@ def _equal_stages(pairs: dict[str, str]) -> Iterator[str]:
         num_stages = int(pairs.get("pp", "1"))
     except ValueError:
         raise ConfigError("--why", pairs["pp"], "a number of meshes for pp") from None
+    if not 1 <= num_stages <= MOST_MESHES:
+        raise ConfigError("--why", num_stages, f"1 to {MOST_MESHES} meshes for pp")
     schedule = pairs.get("schedule", "1f1b") if num_stages > 1 else "null"
     yield f"plan.stages=[{', '.join([f'{{{inside}}}'] * num_stages)}]"
     yield f"plan.schedule={schedule}"

@@ -221,7 +221,6 @@ def answer(
         else:
             mix, found = nodes.choose(problem, progress=_progress())
             problem = problem.on(mix.cluster)
-            rival = _rival(why, problem)
         outlook = outlook_of_search(found, problem, explain=explain)
         compared = _compared(rival, outlook)
     if nodes is None:
@@ -305,7 +304,7 @@ def _show_plan_there(
 
 
 def _rival(why: Loaded | None, problem: Problem) -> PlanRequest | None:
-    """What is to be put beside the best, on these chips."""
+    """What is to be put beside the best, on all chips that there are."""
     if why is None:
         return None
     asked = plan_request(why, problem.cluster, problem.knowledge)

@@ -81,5 +81,5 @@ def _refuse_alone(option: str, seconds: float | None, other: str, is_there: bool
     """Seconds that another option reads."""
     if seconds is not None and not is_there:
         raise ConfigError(option, seconds, f"{other} beside it", "It is for that choice.")
-    if seconds is not None and seconds <= 0:
+    if seconds is not None and not 0 < seconds < inf:
         raise ConfigError(option, seconds, "seconds, more than 0", "Such as 2.5.")

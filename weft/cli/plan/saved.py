@@ -17,6 +17,9 @@ from weft.config.errors import ConfigError
 from weft.resolve.overruled import DECIDED_BY_PLAN
 from weft.train.run_folder import write_text
 
+SUFFIXES = ".sbatch", ".jobset.yaml"
+"""Of what is started by Slurm, and by Kubernetes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -38,10 +41,9 @@ def saved(
     made = _launch(found, file, by) if launch else None
     write_text(file, json.dumps(found.file.to_data(), indent=2) + "\n")
     err.print(f"wrote {file}")
-    suffix = ".jobset.yaml" if kubernetes else ".sbatch"
     text = made and (made.jobset if kubernetes else made.sbatch)
     if text:
-        beside = file.with_suffix(suffix)
+        beside = file.with_suffix(SUFFIXES[kubernetes])
         write_text(beside, text)
         err.print(f"wrote {beside}")
     return made

@@ -1,0 +1,102 @@
+"""What ``weft plan`` refuses before it searches, and what chips that cannot are no reason for."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from weft.cli.main import run
+
+CLUSTERS = Path(__file__).parents[2] / "examples/clusters"
+BOX = ["plan", "debug", "batch.samples=8", "--cluster", str(CLUSTERS / "box-8.yaml")]
+HOSTS = (
+    "pools: [{chip: H100-SXM5-80GB, nodes: 3, chips_per_node: 2, hosts: ['gpu[01-03]'], "
+    "price_per_hour: 2, mtbf_hours: 1000}]"
+)
+UNLIKE = """pools:
+  - {chip: H100-SXM5-80GB, nodes: 1, chips_per_node: 4, network_gbit: 100}
+  - {chip: L40S, nodes: 1, chips_per_node: 2, network_gbit: 100}
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(HOSTS)
+    os.mkfifo("pipe")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (
+            ["--out", "p.sbatch", "--launch"],
+            "a file of its own to write. --out names",
+        ),
+        (
+            ["--out", "same", "--html", "same"],
+            "--out = same: expected a file of its own to write. --html",
+        ),
+        (
+            ["--out", "mine.yaml"],
+            "--out = mine.yaml: expected a file of its own to write",
+        ),
+        (
+            ["--html", "mine.yaml"],
+            "--html = mine.yaml: expected a file of its own to write",
+        ),
+        (
+            ["--why", "p.json", "--out", "p.json"],
+            "a file of its own to write. --why names",
+        ),
+        (["--out", "/proc/x.json"], "/proc/x.json: expected a file in a folder that can be writ"),
+        (["--out", "pipe"], "--out = pipe: expected a file to write. What is there is none."),
+        (["--cheapest", "--within", "nan"], "--within = nan: expected seconds, more than 0"),
+        (["--goodput", "--restart", "inf"], "--restart = inf: expected seconds, more than 0"),
+        (["--why", "pp=1001 dp=2"], "--why = 1001: expected 1 to 1000 meshes for pp"),
+        (["--why", "pp=0"], "--why = 0: expected 1 to 1000 meshes for pp"),
+        (["--why", "batch.micro=4"], "--why = batch.micro=4: expected values that say a plan"),
+        (["--why", "plan.auto.ranks=2"], "expected values that say a plan"),
+        (
+            ["--why", "model.size=llama3-8b plan.stages=[{dp: 2}]"],
+            "--why = model.size: expected values of plan, batch.micro or compute.recompute",
+        ),
+    ],
+)
+def test_refused_before_a_search(
+    words: list[str],
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr("weft.cli.plan.forecasts.search")
+    before = Path("mine.yaml").read_text()
+    assert run([*BOX[:-1], "mine.yaml", *words]) == 2
+    assert problem in capsys.readouterr().err.replace("'", "")
+    assert {file.name for file in Path().iterdir()} == {"mine.yaml", "pipe"}
+    assert Path("pipe").is_fifo()
+    assert Path("mine.yaml").read_text() == before
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("asked", ["--cheapest", "--goodput"])
+def test_nodes_with_names_are_chosen_too(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*BOX[:-1], "mine.yaml", asked, "--why", "dp=4", "--json"]
+    assert run(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["mix"]["nodes"][0]["nodes"] < 3
+    assert found["why"]["settings"], "on all chips, though fewer were taken"
+    (used,) = found["plan"]["chips"]
+    assert used["hosts"] == ["gpu01"]
+
+
+@pytest.mark.usefixtures("hurried")
+def test_chips_that_cannot_hold_the_model_have_no_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("unlike.yaml").write_text(UNLIKE)
+    sizes = ["model.size=llama2-13b", "data.seq_len=4096", "batch.samples=16"]
+    assert run(["plan", "demo", *sizes, "--cluster", "unlike.yaml", "--json"]) == 0
+    reasons = {row["kind"]: row for row in json.loads(capsys.readouterr().out)["search"]["reasons"]}
+    assert any("do not hold the model" in words for words in reasons["memory"]["examples"])
+    assert "bound" not in reasons or all(reasons["bound"]["bounds_s"])
