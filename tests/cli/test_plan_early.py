@@ -9,6 +9,7 @@ import pytest
 from weft.cli.main import run
 
 CLUSTERS = Path(__file__).parents[2] / "examples/clusters"
+LAB = str(CLUSTERS / "mix-1.0-0.4.yaml")
 BOX = ["plan", "debug", "batch.samples=8", "--cluster", str(CLUSTERS / "box-8.yaml")]
 HOSTS = (
     "pools: [{chip: H100-SXM5-80GB, nodes: 3, chips_per_node: 2, hosts: ['gpu[01-03]'], "
@@ -57,6 +58,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--goodput", "--restart", "inf"], "--restart = inf: expected seconds, more than 0"),
         (["--why", "pp=1001 dp=2"], "--why = 1001: expected 1 to 1000 meshes for pp"),
         (["--why", "pp=0"], "--why = 0: expected 1 to 1000 meshes for pp"),
+        (
+            ["--out", "x.json", "--launch", "--kubernetes", "--cluster", LAB],
+            "--kubernetes = true: expected a cluster of nodes, where this is a lab of hosts.",
+        ),
         (["--why", "batch.micro=4"], "--why = batch.micro=4: expected values that say a plan"),
         (["--why", "plan.auto.ranks=2"], "expected values that say a plan"),
         (

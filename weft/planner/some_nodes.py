@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import inf, prod
+from math import ceil, floor, inf, log10, prod
 from typing import NamedTuple, Protocol
 
 from weft.cluster.view import ClusterView
@@ -162,7 +162,9 @@ def _least(
 
 
 def _too_slow(within_s: float, fastest_s: float) -> ConfigError:
-    expected = f"at least {fastest_s:.3g}, the seconds of the fastest plan for these nodes"
+    digits = 10 ** (floor(log10(fastest_s)) - 2)
+    enough_s = ceil(fastest_s / digits) * digits  # what is said here is not refused again
+    expected = f"at least {enough_s:.3g}, the seconds of the fastest plan for these nodes"
     return ConfigError("--within", within_s, expected, "More or faster nodes could take less.")
 
 

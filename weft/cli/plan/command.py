@@ -16,6 +16,7 @@ from weft.cli.plan.nodes import nodes_asked
 from weft.cli.plan.saved import SUFFIXES, Started, saved
 from weft.cli.resolved import refuse_unmeasured, resolved_here
 from weft.cli.target import Json, Overrides, Target, file_to_write, load
+from weft.cluster.cluster_file import read_file
 from weft.config.axes import NAMES, SAMPLE_AXES
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
@@ -186,6 +187,9 @@ def _refuse_early(options: PlanOptions) -> None:
     if options.kubernetes and not options.launch:
         expected = "--launch beside it"
         raise ConfigError("--kubernetes", True, expected, "It starts what --out writes.")
+    if options.kubernetes and options.cluster is not None and read_file(options.cluster).hosts:
+        expected = "a cluster of nodes, where this is a lab of hosts"
+        raise ConfigError("--kubernetes", True, expected, "Without it --launch says how it is run.")
 
 
 def _refuse_same_file(options: PlanOptions) -> None:
