@@ -194,8 +194,7 @@ def _refuse_early(options: PlanOptions) -> None:
 
 def _refuse_same_file(options: PlanOptions) -> None:
     """What is written replaces nothing that is read, or written besides."""
-    is_file = options.why is not None and Path(options.why).suffix == ".json"
-    read = [("--cluster", options.cluster), ("--why", Path(options.why or "") if is_file else None)]
+    read = [("--cluster", options.cluster), ("--why", _file_of(options.why))]
     written = [("--html", options.html), ("--out", options.out_file)]
     if options.launch and options.out_file is not None:
         beside = options.out_file.with_suffix(SUFFIXES[options.kubernetes])
@@ -259,7 +258,7 @@ def load_compared(target: str, overrides: Sequence[str], why: str) -> Loaded:
 
 
 def _values(why: str) -> list[str]:
-    if Path(why).suffix == ".json":
+    if _file_of(why):
         return [f"plan.file={why}", "plan.schedule=null"]
     words = why.split() if "." not in why else _at_keys(why)
     pairs = dict(word.partition("=")[::2] for word in words)
@@ -271,6 +270,11 @@ def _values(why: str) -> list[str]:
         expected = f"a plan.json, values of plan and batch, or some of {', '.join(SHORT)}"
         raise ConfigError("--why", why, expected, 'Such as --why "pp=2 dp=4 tp=2 micro=8".')
     return list(_equal_stages(pairs))
+
+
+def _file_of(why: str | None) -> Path | None:
+    """The plan.json that ``--why`` names, if it is one."""
+    return Path(why) if why and Path(why).suffix == ".json" else None
 
 
 def _refuse_other_work(why: str, keys: Iterable[str]) -> None:
