@@ -105,3 +105,11 @@ def test_chips_that_cannot_hold_the_model_have_no_bound(capsys: pytest.CaptureFi
     reasons = {row["kind"]: row for row in json.loads(capsys.readouterr().out)["search"]["reasons"]}
     assert any("do not hold the model" in words for words in reasons["memory"]["examples"])
     assert "bound" not in reasons or all(reasons["bound"]["bounds_s"])
+
+
+def test_micro_batches_above_a_step_begin_no_tuning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tune", "debug", "batch.samples=24", "tune.micros=[1000]", "--out", "tunes"]) == 2
+    assert "tune.micros = [1000]: expected some that are no more than the 24 samples" in (
+        capsys.readouterr().err
+    )
+    assert not Path("tunes").exists()
