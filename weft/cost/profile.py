@@ -161,6 +161,8 @@ class Profile:
     """Of one layer's forward, whatever its size; see ``Software.layer_s``."""
     cast_layer_s: float = 0.0
     """See ``Software.cast_layer_s``."""
+    host_layer_s: float = 0.0
+    """Of one layer's forward, what its host takes to begin it; see ``Software.host_layer_s``."""
     runtime_bytes: float
     """Memory of a rank that has joined a job and holds nothing yet."""
     fragments: float = 0.0
@@ -253,6 +255,7 @@ class Profile:
             step_s=self.step_s * self.slowdown + self.corrections.step_s,
             layer_s=self.layer_s * self.slowdown,
             cast_layer_s=self.cast_layer_s * self.slowdown,
+            host_layer_s=self.host_layer_s,
             stage_layers=1.0,
             accumulate_bytes=ADDED_BYTES * self.update_bytes_s / self.accumulate_bytes_s,
             reduces_each_backward=True,

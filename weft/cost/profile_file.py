@@ -20,6 +20,7 @@ VERSION = 1
 MAY_BE_ZERO = (
     "step_s",
     "layer_s",
+    "host_layer_s",
     "cast_layer_s",
     "sending_bytes_s",
     "runtime_bytes",

@@ -12,7 +12,7 @@ from weft.cost.rates import CostFunction, compute_seconds
 from weft.cost.sends import Inside, layer_sends
 from weft.cost.times import StageTimes
 from weft.cost.traffic import Fabric
-from weft.cost.work import ADAMW_BYTES, layers_by_kind, share
+from weft.cost.work import ADAMW_BYTES, StageWork, layers_by_kind, share
 from weft.memory.tiers import APART, PIECE_BYTES, USUAL, Rates
 from weft.models.shape import ModelShape
 
@@ -52,6 +52,9 @@ class Software:
     twice as much."""
     cast_layer_s: float = 0.0
     """Likewise besides, where products have fewer bits than parameters."""
+    host_layer_s: float = 0.0
+    """In which the host of a device begins a layer's forward, while that computes what came before;
+    backward takes twice as long. A device that computes for less waits."""
     stage_layers: float = 0.0
     """As many layers' ``layer_s`` a stage without ends takes to get activations and hand them
     on."""
@@ -114,12 +117,29 @@ def stage_times(shape: ModelShape, choice: StageChoice, hardware: Hardware) -> S
         input_grad_s=computed.input_grad_s * slow + back + again * sent + idle * (1 + again),
         weight_grad_s=computed.weight_grad_s * slow + idle + hardware.chip.moving_seconds(added),
     )
+    if software.host_layer_s:
+        times = _begun_by_host(times, shape, work, hardware)
     times = _beside_host(times, shape, choice, hardware)
     holders = choice.holders(hardware.fabric.chips_per_node)
     state = _State(shape, choice, hardware, holders)
     if holders.size > 1 and (choice.zero == 3 or state.reduces_each_backward):
         times = state.gathering(times)
     return times.scaled(choice.passes, state.update_s(choice.overlap * times.whole_s))
+
+
+def _begun_by_host(
+    times: StageTimes, shape: ModelShape, work: StageWork, hardware: Hardware
+) -> StageTimes:
+    """With what layers wait until their host has begun their operations."""
+    host_s = hardware.software.host_layer_s * work.num_layers
+    layers = compute_seconds(shape, work._replace(embeds=False, predicts=0), hardware.chip)
+    device = layers.scaled(hardware.software.slowdown)
+    return replace(
+        times,
+        forward_s=times.forward_s + max(host_s - device.of("F"), 0.0),
+        input_grad_s=times.input_grad_s
+        + max((2 + work.forward_again) * host_s - device.of("B"), 0.0),
+    )
 
 
 def _beside_host(

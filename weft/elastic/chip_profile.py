@@ -218,6 +218,8 @@ def measure_alone(
         full, less = measure.ACCELERATED, replace(measure.ACCELERATED, least_s=less.least_s)
     extent = less if quick else full
     width, wide = extent.widths
+    # A processor's casts are measured by real steps.
+    narrow = measure.TORCH_DTYPE["fp32" if device == "cpu" else dtypes[-1]]
     watch = measure.Stopwatch(platform, platform.device(address.local_rank), extent.least_s)
     return {
         "products": tuple(p for dtype in dtypes for p in measure.products(watch, dtype, extent)),
@@ -232,8 +234,8 @@ def measure_alone(
         ),
         "launch_s": measure.launch_seconds(watch),
         "memory_bytes_s": measure.copy_bytes_s(watch, extent.copied),
-        "update_bytes_s": measure.update_bytes_s(watch, extent.updated, (wide, width)),
-        "accumulate_bytes_s": measure.accumulate_bytes_s(watch, extent.added),
+        "update_bytes_s": measure.update_bytes_s(watch, extent.updated, (wide, width), narrow),
+        "accumulate_bytes_s": measure.accumulate_bytes_s(watch, extent.added, narrow),
     }
 
 
@@ -259,16 +261,18 @@ def _fitted(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> P
 
 
 def _busy(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> Profile:
-    """Likewise of a device that computes while its host begins the next operations: the least that
-    an operation takes is known, and layers take nothing besides. Steps of a small model say nothing
-    of large ones there."""
-    short, large = (
+    """Likewise of a device that computes while its host begins the next operations: small layers
+    take what the host takes, and large ones nothing besides what they compute."""
+    samples = [replace(sample, precision=LARGE.precision) for sample in (SHORT, DEEP, LARGE)]
+    short, deep, _ = samples
+    short_s, deep_s, large_s = (
         pool.run(real_steps, profile.machine.device, sample, rounds, world_size=1)[0]
-        for sample in (SHORT, LARGE)
+        for sample in samples
     )
-    profile = replace(profile, step_s=max(short - predicted_s(profile, node, SHORT), 0.0))
-    once = predicted_s(replace(profile, gap=0.0), node, LARGE)
-    return replace(profile, gap=_gap(large, once, predicted_s(profile, node, LARGE)))
+    without, with_gap = (predicted_s(replace(profile, gap=gap), node, LARGE) for gap in (0.0, 1.0))
+    host_s = max(deep_s - short_s, 0.0) / (_layers(deep) - _layers(short)) / 3
+    profile = replace(profile, gap=_gap(large_s, without, with_gap), host_layer_s=host_s)
+    return replace(profile, step_s=max(short_s - predicted_s(profile, node, short), 0.0))
 
 
 def _casting(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> Profile:
@@ -295,8 +299,12 @@ def _gap(took_s: float, without_s: float, with_s: float) -> float:
 
 def _each_layer_s(profile: Profile, node: Node, sample: Sample, took_s: float) -> float:
     """Of a layer's forward: what a step took besides all that is predicted."""
-    layers = sample.microbatches * (sample.spec.num_layers + 2)
-    return max(took_s - predicted_s(profile, node, sample), 0.0) / layers / 3
+    return max(took_s - predicted_s(profile, node, sample), 0.0) / _layers(sample) / 3
+
+
+def _layers(sample: Sample) -> int:
+    """That a step of the sample goes through, counting its ends."""
+    return sample.microbatches * (sample.spec.num_layers + 2)
 
 
 def predicted_s(profile: Profile, node: Node, sample: Sample) -> float:

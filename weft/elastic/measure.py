@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from math import prod
 from statistics import median
@@ -40,6 +40,10 @@ RING_BYTES = 24 << 20
 """Operands, and results, that take turns: more than a core's own cache holds."""
 MAX_TURNS = 12
 LEAST_REPEATS = 5
+ROW_S, LONGEST_ROW = 2e-3, 32
+"""So long, or so many, calls follow one another on a device by itself."""
+OCCUPIED_S, OCCUPYING_BYTES = 8e-3, 1 << 28
+"""It is given other work for so long before, in arrays of this size, while its host begins them."""
 FEW_QUERIES = (4, 1024)
 """Heads and tokens of attention in fp32, where many a kernel keeps all scores."""
 IN_BLOCKS = ("activation", "plain activation", "norms and residuals")
@@ -128,7 +132,8 @@ class Stopwatch:
     """Repeats a call and says what it takes on one device.
 
     Training meets its operands and results in memory that it last used long ago, so calls take
-    turns with several of each.
+    turns with several of each. Where a device computes while its host begins the next operations,
+    its own time counts, without that of its host.
     """
 
     def __init__(self, platform: Platform, device: torch.device, least_s: float) -> None:
@@ -149,22 +154,57 @@ class Stopwatch:
         self._kept = deque(maxlen=many)
         for number in range(many + 1):
             self._kept.append(call(number))
+        row = 1
+        if not self.platform.is_host:
+            row = min(int(ROW_S / max(self._in_a_row(call, 0, 1), 1e-9)) + 1, LONGEST_ROW)
         found: list[float] = []
         while len(found) < LEAST_REPEATS or sum(found) < self._least_s:
-            found.append(self._once(call, len(found)))
+            found.append(self._in_a_row(call, len(found) * row, row))
         self._kept.clear()
-        return max(median(found), 1e-9)
+        return max(median(found) / row, 1e-9)
 
-    def _once(self, call: Callable[[int], object], number: int) -> float:
+    def _in_a_row(self, call: Callable[[int], object], first: int, many: int) -> float:
+        """Seconds of so many calls, one after another."""
         self.platform.synchronize()
-        start = self._clock()
-        self._kept.append(call(number))
+        if self.platform.is_host:
+            start = self._clock()
+            self._kept.extend(map(call, range(first, first + many)))
+            return self._clock() - start
+        self.occupy()
+        begun, ended = (torch.Event(self.device, enable_timing=True) for _ in range(2))
+        begun.record()
+        self._kept.extend(map(call, range(first, first + many)))
+        ended.record()
         self.platform.synchronize()
-        return self._clock() - start
+        return begun.elapsed_time(ended) / 1e3
+
+    def occupy(self) -> None:
+        """Give the device something to do until its host has begun what is measured."""
+        for _ in range(self._occupying):
+            self._array.add_(1)
+
+    @cached_property
+    def _array(self) -> Tensor:
+        return torch.zeros(OCCUPYING_BYTES // 4, device=self.device)
+
+    @cached_property
+    def _occupying(self) -> int:
+        """Passes over the array."""
+        for count in (1, 8):  # the first one warms up
+            self.platform.synchronize()
+            start = time.perf_counter()
+            for _ in range(count):
+                self._array.add_(1)
+            self.platform.synchronize()
+            each_s = (time.perf_counter() - start) / count
+        return int(OCCUPIED_S / max(each_s, 1e-6)) + 1
 
     def tensor(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Values that are no trouble to any operation."""
-        return torch.full(shape, 0.01, dtype=dtype, device=self.device)
+        """Values that are no trouble to any operation; on a device that takes more power, and then
+        more time, for unlike ones, unlike."""
+        if self.platform.is_host:
+            return torch.full(shape, 0.01, dtype=dtype)
+        return torch.randn(shape, dtype=dtype, device=self.device) * 0.01
 
     def ring(self, *shape: int, dtype: torch.dtype = torch.float32) -> Ring:
         """Alike tensors to take turns with."""
@@ -321,9 +361,11 @@ def head_seconds(watch: Stopwatch, dtype: Dtype, tokens: int, vocab: int, d_mode
     )
 
 
-def update_bytes_s(watch: Stopwatch, num_params: int, size: tuple[int, int]) -> float:
-    """Norm of the gradients, clipping and AdamW, in nominal bytes a second; of matrices of
-    ``size``."""
+def update_bytes_s(
+    watch: Stopwatch, num_params: int, size: tuple[int, int], dtype: torch.dtype
+) -> float:
+    """Norm of the gradients, clipping, AdamW, and copies in ``dtype`` where products are in that,
+    in nominal bytes a second; of matrices of ``size``."""
     sizes = [size] * max(num_params // prod(size), 1)
     params = [nn.Parameter(watch.tensor(*size)) for size in sizes]
     grads = [watch.tensor(*size) for size in sizes]
@@ -331,18 +373,24 @@ def update_bytes_s(watch: Stopwatch, num_params: int, size: tuple[int, int]) -> 
         param.grad = grad
     optimizer = torch.optim.AdamW(params, lr=1e-9, fused=True)
     factor = torch.ones((), device=watch.device)
+    is_narrow = dtype != torch.float32
+    copies = [torch.empty_like(param, dtype=dtype) for param in params] if is_narrow else []
 
+    @torch.no_grad()
     def update() -> None:
         torch.stack(torch._foreach_norm(grads)).double().square().sum()
         torch._foreach_mul_(grads, factor)
         optimizer.step()
+        if copies:
+            torch._foreach_copy_(copies, [*params])
 
     return UPDATE_BYTES * sum(param.numel() for param in params) / watch.seconds(lambda _: update())
 
 
-def accumulate_bytes_s(watch: Stopwatch, num_params: int) -> float:
-    """Adding one microbatch's gradients to those before it, in nominal bytes a second."""
-    total, part = watch.ring(num_params), watch.ring(num_params)
+def accumulate_bytes_s(watch: Stopwatch, num_params: int, dtype: torch.dtype) -> float:
+    """Adding one microbatch's gradients in ``dtype`` to those before it, in nominal bytes a
+    second."""
+    total, part = watch.ring(num_params), watch.ring(num_params, dtype=dtype)
     seconds = watch.seconds(lambda i: total[i].add_(part[i]))
     return ADDED_BYTES * num_params / seconds
 
