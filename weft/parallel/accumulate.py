@@ -68,6 +68,7 @@ class Accumulator:
         self.bucket = bucket
         self.near = bucket.near(comm.rank)
         """Those that hold it in this rank's domain."""
+        self.is_late = bucket.is_late
         self._segments = bucket.segments(comm.rank)
         self._between = between
         self._rounded = RoundedSums(bucket, comm) if bucket.is_cast and len(self.near) > 1 else None

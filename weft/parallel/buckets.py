@@ -94,8 +94,9 @@ class Bucket:
         """It is summed inside domains over both ends of a pipeline, one of which completes it last:
         begun before, sums of one group would wait behind each other, and other calls behind them.
         """
-        tied = any(each.held.spec.also and not each.held.in_one_stage for each in self.entries)
-        return self.crosses and tied
+        return self.crosses and any(
+            each.held.spec.also and not each.held.in_one_stage for each in self.entries
+        )
 
     @property
     def is_cut(self) -> bool:

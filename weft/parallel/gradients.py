@@ -329,7 +329,7 @@ class Gradients:
         ready = line.next
         while ready < len(line.rounds):
             sums, round_ = line.rounds[ready]
-            may_go = (self._overlap and not sums.bucket.is_late) or sums.rounds > 1
+            may_go = (self._overlap and not sums.is_late) or sums.rounds > 1
             if not may_go or not sums.is_full(round_, self._awaited):
                 break
             ready += 1
