@@ -13,6 +13,7 @@ from weft.cost.memory import params_of
 from weft.cost.operators import Op, Phase
 from weft.cost.rates import Roofline, chip_classes, compute_seconds, efficiency_of
 from weft.cost.sends import layer_sends
+from weft.cost.times import StageTimes
 from weft.cost.timing import Hardware, Software, stage_times
 from weft.cost.traffic import MOST_LOST_S, Fabric
 from weft.cost.work import StageWork, dividing
@@ -246,29 +247,28 @@ def test_a_stage_takes_time_whatever_it_computes() -> None:
 
 
 @pytest.mark.parametrize(("recompute", "backward"), [("off", 2), ("full", 3)])
-def test_layers_wait_for_their_host_where_they_compute_for_less(
+def test_a_stage_waits_for_its_host_where_it_computes_for_less(
     recompute: str, backward: int
 ) -> None:
-    """However long the ends of a model take; backward takes twice as long to begin, and once more
-    where it computes again."""
+    """Whatever it computes while its host begins what follows; backward takes twice as long to
+    begin, and once more where it computes again."""
     work = WORK._replace(recompute=slabs_of(recompute, 32))
     hardware = Hardware(chip=roofline(flops_s=1e15), fabric=FABRIC)
-    middle = StageChoice(work=work._replace(embeds=False, predicts=False))
-    layers = stage_times(SHAPE, middle, hardware)
-    layer_s = layers.forward_s / WORK.num_layers
+    choice = StageChoice(work=work)
+    bare = stage_times(SHAPE, choice, hardware)
 
-    def more(choice: StageChoice, host_s: float) -> tuple[float, float]:
-        software = replace(hardware.software, host_layer_s=host_s)
-        times = stage_times(SHAPE, choice, replace(hardware, software=software))
-        bare = stage_times(SHAPE, choice, hardware)
-        return times.forward_s - bare.forward_s, times.of("B") - bare.of("B")
+    def begun(host_s: float) -> StageTimes:
+        software = replace(hardware.software, host_layer_s=host_s / WORK.num_layers)
+        return stage_times(SHAPE, choice, replace(hardware, software=software))
 
-    for choice in (middle, StageChoice(work=work)):
-        forward_s, backward_s = more(choice, 10 * layer_s)
-        assert forward_s == pytest.approx(9 * layers.forward_s)
-        whole_s = backward * 10 * layers.forward_s - layers.of("B")
-        assert backward_s == pytest.approx(whole_s)
-        assert more(choice, 0.4 * layer_s) == (0.0, 0.0)
+    slow_s = 3 * bare.forward_s
+    slow = begun(slow_s)
+    assert slow.forward_s == pytest.approx(slow_s)
+    assert slow.of("B") == pytest.approx(backward * slow_s)
+    assert slow.update_s == pytest.approx(bare.update_s)
+    between = begun(0.9 * bare.forward_s)
+    assert between.forward_s == bare.forward_s
+    assert between.of("B") == pytest.approx(max(bare.of("B"), backward * 0.9 * bare.forward_s))
 
 
 def test_interleaved_stages_hide_more_of_the_exchange() -> None:

@@ -101,12 +101,13 @@ def test_measured_software_counts_and_not_the_usual() -> None:
     assert found.gap is not None and found.gap >= 0
 
 
-def test_what_only_stages_without_ends_take_is_in_no_bound() -> None:
-    """One stage has both ends, and every layer waits for the host."""
+@pytest.mark.parametrize("waits", [{"layer_s": 1e-2, "stage_layers": 1.0}, {"host_layer_s": 1e-2}])
+def test_what_only_stages_without_ends_take_is_in_no_bound(waits: dict[str, float]) -> None:
+    """One stage has both ends, and every layer waits for the host: ends may compute meanwhile."""
     chip = pool("H100-SXM5-80GB", 1, 1)
     asked = on(chip, samples=4)
-    waits = replace(asked.knowledge.software, layer_s=1e-2, stage_layers=1.0)
-    measured = replace(asked.knowledge.hardware_of(chip), software=waits)
+    software = replace(asked.knowledge.software, **waits)
+    measured = replace(asked.knowledge.hardware_of(chip), software=software)
     known = replace(asked.knowledge, hardware={chip.chip.name: measured})
     tiny = replace(asked.workload.spec, num_layers=2, vocab_size=1024)
     workload = replace(asked.workload, spec=tiny, seq_len=64)

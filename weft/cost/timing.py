@@ -54,7 +54,7 @@ class Software:
     """Likewise besides, where products have fewer bits than parameters."""
     host_layer_s: float = 0.0
     """In which the host of a device begins a layer's forward, while that computes what came before;
-    backward takes twice as long. A device that computes for less waits."""
+    backward takes twice as long. A device whose stage computes for less waits."""
     stage_layers: float = 0.0
     """As many layers' ``layer_s`` a stage without ends takes to get activations and hand them
     on."""
@@ -118,7 +118,7 @@ def stage_times(shape: ModelShape, choice: StageChoice, hardware: Hardware) -> S
         weight_grad_s=computed.weight_grad_s * slow + idle + hardware.chip.moving_seconds(added),
     )
     if software.host_layer_s:
-        times = _begun_by_host(times, shape, work, hardware)
+        times = _begun_by_host(times, work, software.host_layer_s)
     times = _beside_host(times, shape, choice, hardware)
     holders = choice.holders(hardware.fabric.chips_per_node)
     state = _State(shape, choice, hardware, holders)
@@ -127,18 +127,15 @@ def stage_times(shape: ModelShape, choice: StageChoice, hardware: Hardware) -> S
     return times.scaled(choice.passes, state.update_s(choice.overlap * times.whole_s))
 
 
-def _begun_by_host(
-    times: StageTimes, shape: ModelShape, work: StageWork, hardware: Hardware
-) -> StageTimes:
-    """With what layers wait until their host has begun their operations."""
-    host_s = hardware.software.host_layer_s * work.num_layers
-    layers = compute_seconds(shape, work._replace(embeds=False, predicts=0), hardware.chip)
-    device = layers.scaled(hardware.software.slowdown)
+def _begun_by_host(times: StageTimes, work: StageWork, layer_s: float) -> StageTimes:
+    """With what a device waits until its host, which takes so long for a layer's forward, has begun
+    its operations; of those that take long the host is ahead."""
+    host_s = layer_s * work.num_layers
+    backward_s = (2 + work.forward_again) * host_s
     return replace(
         times,
-        forward_s=times.forward_s + max(host_s - device.of("F"), 0.0),
-        input_grad_s=times.input_grad_s
-        + max((2 + work.forward_again) * host_s - device.of("B"), 0.0),
+        forward_s=max(times.forward_s, host_s),
+        input_grad_s=max(times.input_grad_s, backward_s - times.weight_grad_s),
     )
 
 
