@@ -8,10 +8,12 @@ import pytest
 from weft.cluster.cluster import catalogue
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
+from weft.cost.flops import train_flops_per_token
 from weft.cost.timing import WEFT
 from weft.models.llama.sizes import SIZES
 from weft.planner.need import Mix, choose_mix, in_units, parse_need, reached_flops
 from weft.planner.problem import Problem, Workload
+from weft.planner.search import search
 from weft.simulate.step import Knowledge
 
 H100, A100 = catalogue()["H100-SXM5-80GB"], catalogue()["A100-SXM4-80GB"]
@@ -123,6 +125,24 @@ def test_the_nodes_taken_are_the_cluster() -> None:
     price = 2.5 / found.parts[0].flops_s * 1e15
     assert first.endswith(f" a chip for this workload, {price:.3g} an hour for each PF")
     assert total.endswith(f", at the lowest price: {found.cost:.4g} an hour")
+
+
+def test_nodes_for_nothing_have_a_price() -> None:
+    """They are taken first, as far as they go."""
+    found = mix(pool(h100_price=0.0), 3e15)
+    assert found.by_price and found.cost == 0.0
+    assert [part.num_nodes > 0 for part in found.parts] == [True, False]
+
+
+def test_microbatches_are_as_large_as_is_best() -> None:
+    """A plan of one chip reaches no more than the chip is said to: small samples one by one leave
+    it idle."""
+    small = Workload(spec=SIZES["debug-1m"], seq_len=128, samples=64)
+    one = replace(pool().pools[0], num_nodes=1, chips_per_node=1)
+    best = search(Problem(small, ClusterView((one,)))).best
+    by_plan = train_flops_per_token(small.spec, 128) * 64 * 128 / best.time.step_s
+    alone = reached(one, replace(small, samples=1))
+    assert alone < by_plan <= reached(one, small)
 
 
 def test_what_has_no_price_is_named() -> None:

@@ -45,7 +45,8 @@ def in_units(flops_s: float) -> str:
 
 
 def reached_flops(pool: ChipPool, problem: Problem) -> float:
-    """Model FLOPs a second that one chip computes of the workload, without waiting for others."""
+    """Model FLOPs a second that one chip computes of the workload, without waiting for others: of
+    microbatches of 1, 2, 4 samples and so on those that it is best at."""
     workload, spec = problem.workload, problem.workload.spec
     whole = StageWork(
         layers=(0, spec.num_layers),
@@ -58,8 +59,13 @@ def reached_flops(pool: ChipPool, problem: Problem) -> float:
         wide_products=workload.training.wide_products,
     )
     hardware = problem.knowledge.hardware_of(pool)
-    seconds = stage_times(shape_of(spec), StageChoice(work=whole), hardware).whole_s
-    return train_flops_per_token(spec, workload.seq_len) * workload.seq_len / seconds
+    sizes = [2**power for power in range(workload.samples.bit_length())]
+    choices = [StageChoice(work=whole._replace(samples=size)) for size in sizes]
+    each_s = min(
+        stage_times(shape_of(spec), choice, hardware).whole_s / size
+        for size, choice in zip(sizes, choices, strict=True)
+    )
+    return train_flops_per_token(spec, workload.seq_len) * workload.seq_len / each_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +131,7 @@ class Mix:
     def _aim(self) -> str:
         if self.by_price:
             return f"at the lowest price: {self.cost:.4g} an hour"
-        unpriced = [p.pool.chip.name for p in self.parts if not p.pool.price_per_hour]
+        unpriced = [p.pool.chip.name for p in self.parts if p.pool.price_per_hour is None]
         if len(unpriced) == len(self.parts):
             return "with the fewest chips, for no pool has a price_per_hour"
         return f"with the fewest chips, for {', '.join(unpriced)} has no price_per_hour"
@@ -149,7 +155,7 @@ def choose_mix(problem: Problem, need: float) -> Mix:
         ConfigError: all nodes together do not reach it.
     """
     pools = problem.cluster.pools
-    by_price = all(pool.price_per_hour for pool in pools)
+    by_price = all(pool.price_per_hour is not None for pool in pools)
     parts = [
         NodesTaken(
             pool=pool,
