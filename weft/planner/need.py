@@ -59,7 +59,7 @@ def reached_flops(pool: ChipPool, problem: Problem) -> float:
         wide_products=workload.training.wide_products,
     )
     hardware = problem.knowledge.hardware_of(pool)
-    sizes = [2**power for power in range(workload.samples.bit_length())]
+    sizes = [1 << power for power in range(workload.samples.bit_length())]
     choices = [StageChoice(work=whole._replace(samples=size)) for size in sizes]
     each_s = min(
         stage_times(shape_of(spec), choice, hardware).whole_s / size
