@@ -3,9 +3,9 @@
 A part of a cluster, a cluster with less memory or slower links, and a search with less effort all
 bound the answer for the whole from above: chips may be left out.
 
-``python -m benchmarks.poorer [--clusters 300] [--first SEED] [--nodes 2] [--journal FILE]
-[--json]``. With a journal every cluster is one line of it, and those that are there already are
-not planned again.
+``python -m benchmarks.poorer [--clusters 300] [--first SEED] [--nodes 2] [--each N]
+[--journal FILE] [--json]``. With a journal every cluster is one line of it, and those that are
+there already are not planned again.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from weft.cluster.view import ChipPool, ClusterView
 from weft.models.llama.sizes import SIZES
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import Found, NoPlan, search
+from weft.resolve.usual_precision import usual_precision
 
 CHIPS = (
     "H100-SXM5-80GB",
@@ -52,6 +53,8 @@ AS_COMMANDS = Options(
 Row = dict[str, Any]
 SAME = 1e-6
 """Relative."""
+MOST = 10
+"""Sorts of poverty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +91,7 @@ def drawn(seed: int, options: Options, *, most_nodes: int = 8, most_kinds: int =
         spec=SIZES[random.choice(MODELS)],
         seq_len=random.choice([1024, 2048, 4096]),
         samples=random.choice([32, 64, 128, 200, 256]),
+        precision=usual_precision((pool.chip for pool in pools), cpu_bf16=False),
     )
     return Problem(workload, ClusterView(tuple(pools)), options=options)
 
@@ -126,10 +130,11 @@ def poorer(problem: Problem, random: Random) -> Iterator[tuple[str, Problem]]:
     yield "a tenth of the effort", replace(problem, options=options)
 
 
-def compared(whole: Problem, seed: int) -> Iterator[Compared]:
-    """A cluster with poorer ones of all sorts."""
+def compared(whole: Problem, seed: int, each: int = MOST) -> Iterator[Compared]:
+    """A cluster with poorer ones of all sorts, or with so many of them, drawn at random."""
     found = plan_for(whole)
-    for what, other in poorer(whole, Random(seed)):
+    every = list(poorer(whole, Random(seed)))
+    for what, other in Random(seed).sample(every, min(each, len(every))):
         yield Compared(what=what, whole=found, poorer_s=seconds(plan_for(other)))
 
 
@@ -151,11 +156,11 @@ def seconds(found: Found | None) -> float:
     return found.best.time.step_s if found else inf
 
 
-def looked_at(seed: int, most_nodes: int) -> Row:
+def looked_at(seed: int, most_nodes: int, each: int) -> Row:
     """One cluster, and those beside it, as one line of a journal."""
     begin = perf_counter()
     whole = drawn(seed, AS_COMMANDS, most_nodes=most_nodes)
-    every, work = list(compared(whole, seed)), whole.workload
+    every, work = list(compared(whole, seed, each)), whole.workload
     found = every[0].whole
     pools = [
         f"{pool.num_nodes} x {pool.chips_per_node} {pool.chip.name} at "
@@ -165,6 +170,7 @@ def looked_at(seed: int, most_nodes: int) -> Row:
     return {
         "seed": seed,
         "nodes": most_nodes,
+        "each": each,
         "pools": pools,
         "chips": whole.cluster.world_size,
         "layers": work.spec.num_layers,
@@ -186,15 +192,17 @@ def looked_at(seed: int, most_nodes: int) -> Row:
     }
 
 
-def look(seeds: Sequence[int], most_nodes: int, journal: Path | None) -> Iterator[Row]:
+def look(seeds: Sequence[int], most_nodes: int, each: int, journal: Path | None) -> Iterator[Row]:
     """At these clusters, and say how far it is; what a journal holds is taken from it."""
     text = journal.read_text("utf-8") if journal and journal.exists() else ""
-    known = {(row["seed"], row["nodes"]): row for row in map(json.loads, text.splitlines())}
+    known = {
+        (row["seed"], row["nodes"], row["each"]): row for row in map(json.loads, text.splitlines())
+    }
     worse = 0
     for number, seed in enumerate(seeds, start=1):
-        row = known.get((seed, most_nodes))
+        row = known.get((seed, most_nodes, each))
         if row is None:
-            row = looked_at(seed, most_nodes)
+            row = looked_at(seed, most_nodes, each)
             if journal:
                 with journal.open("a", encoding="utf-8") as lines:
                     print(json.dumps(row), file=lines)
@@ -231,10 +239,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--clusters", type=int, default=300, metavar="N", help="how many")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="of the first cluster")
     parser.add_argument("--nodes", type=int, default=2, help="of a kind, at most: 8 take hours")
+    parser.add_argument(
+        "--each", type=int, default=MOST, metavar="N", help="poorer ones, at random"
+    )
     parser.add_argument("--journal", type=Path, metavar="FILE", help="lines of JSON; goes on there")
     parser.add_argument("--json", action="store_true", help="rows as JSON")
     asked = parser.parse_args(arguments)
-    rows = list(look(range(asked.first, asked.first + asked.clusters), asked.nodes, asked.journal))
+    seeds = range(asked.first, asked.first + asked.clusters)
+    rows = list(look(seeds, asked.nodes, asked.each, asked.journal))
     print(json.dumps(rows, indent=2) if asked.json else "\n".join(told(rows)))
 
 

@@ -351,7 +351,7 @@ def _job(record: Record, generation: Generation, num_chips: int) -> Job:
         ),
         tier=offload_of(str(record.get("offload") or "none")),
         sequence_parallel=generation.sequence_parallel if split is None else bool(split),
-        dtype=dtype_of(str(record.get("precision") or "bf16")),
+        dtype=dtype_of(str(record.get("precision") or "fp16")),
         fused_attention=generation.fused_attention,
         frozen="lora" in f"{record.get('id')} {record.get('model')}".lower(),
         **degrees,

@@ -84,8 +84,8 @@ def schedule_of(framework: str) -> JobSchedule:
 
 
 def dtype_of(words: str) -> Dtype:
-    """In which products are computed."""
+    """In which products are computed; of two bytes, whichever the chip has units for."""
     text = words.lower()
     if any(mark in text for mark in ("fp8", "float8", "int8", "fp4")):
         return "fp8"
-    return "fp32" if text == "fp32" else "bf16"
+    return "fp32" if text == "fp32" else "fp16"

@@ -79,7 +79,7 @@ class Trial:
             StagePlan(
                 mesh=Mesh.of(range(p * each, (p + 1) * each), dp=job.dp, tp=job.tp),
                 layers=work.layers,
-                precision="bf16",
+                precision="fp16",
                 device="cuda",
             )
             for p, work in enumerate(job.works())
@@ -128,6 +128,7 @@ def _trial(record: Record, shelf: Shelf) -> Run:
         pp=pp,
         splits=_splits(plan.get("layer_partition") or (), shape.num_layers, pp),
         sequence_parallel=generation.sequence_parallel,
+        dtype="fp16",
         fused_attention=generation.fused_attention,
     )
     stages = [range(p * tp * dp, (p + 1) * tp * dp) for p in range(pp)]

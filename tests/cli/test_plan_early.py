@@ -62,6 +62,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ["--out", "x.json", "--launch", "--kubernetes", "--cluster", LAB],
             "--kubernetes = true: expected a cluster of nodes, where this is a lab of hosts.",
         ),
+        (["--why", "pp=1 pp=2 dp=2"], "--why = pp=1 pp=2 dp=2: expected every value once"),
+        (
+            ["plan.auto.ranks=3"],
+            "plan.auto.ranks = 3: expected null beside --cluster. The chips of",
+        ),
+        (["plan.auto.cluster=mine.yaml"], "plan.auto.cluster = mine.yaml: expected null beside"),
+        (["batch.micro=9"], "batch.micro = 9: expected at most batch.samples, which is 8."),
         (["--why", "batch.micro=4"], "--why = batch.micro=4: expected values that say a plan"),
         (["--why", "plan.auto.ranks=2"], "expected values that say a plan"),
         (
@@ -83,6 +90,47 @@ def test_refused_before_a_search(
     assert {file.name for file in Path().iterdir()} == {"mine.yaml", "pipe"}
     assert Path("pipe").is_fifo()
     assert Path("mine.yaml").read_text() == before
+
+
+def test_a_plan_that_cannot_be_started_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is shown and written, and then the error says why there are no commands."""
+    words = ["plan", "debug", "plan.stages=[{dp: 1}]", "--cluster", LAB, "--out", "p.json"]
+    assert run([*words, "--html", "p.html", "--launch"]) == 2
+    said = capsys.readouterr()
+    assert "predicted: " in said.out and "start it with" not in said.out
+    assert "--launch = true: expected a plan for all 2 chips of the lab" in said.err
+    assert json.loads(Path("p.json").read_text())["pipelines"]
+    assert "<html" in Path("p.html").read_text()
+    assert run([*words, "--launch", "--json"]) == 2
+    assert "launch" not in json.loads(capsys.readouterr().out)
+
+
+def test_a_plan_of_fewer_chips_takes_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "debug", "plan.stages=[{dp: 3}]", "--cluster", "mine.yaml", "--out", "p.json"]
+    assert run([*words, "--launch"]) == 0
+    said = capsys.readouterr().out
+    assert "3 of 6 chips: 2 H100-SXM5-80GB, 1 H100" in said.replace("1 x ", "")
+    assert "node 0: gpu01 (2 x H100-SXM5-80GB), ranks 0-1" in said
+    assert "node 1: gpu02 (1 x H100-SXM5-80GB), rank 2" in said
+    used = json.loads(Path("p.json").read_text())["chips"]
+    assert [(each["nodes"], each["chips_per_node"], each["hosts"]) for each in used] == [
+        (1, 2, ["gpu01"]),
+        (1, 1, ["gpu02"]),
+    ]
+    assert run([*words[:2], "plan.file=p.json", *words[3:5], "--html", "p.html"]) == 0
+    assert "3 of 6 chips" in capsys.readouterr().out
+
+
+def test_what_a_link_names_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("link.json").symlink_to("there.json")
+    Path("mine.json").symlink_to("mine.yaml")
+    words = ["plan", "debug", "plan.stages=[{dp: 1}]", "--cluster", "mine.yaml", "--out"]
+    assert run([*words, "link.json"]) == 0
+    assert Path("link.json").is_symlink()
+    assert json.loads(Path("there.json").read_text())["pipelines"]
+    assert run([*words, "mine.json"]) == 2
+    assert "--cluster names the same" in capsys.readouterr().err
+    assert Path("mine.yaml").read_text() == HOSTS
 
 
 @pytest.mark.usefixtures("hurried")

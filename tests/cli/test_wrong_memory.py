@@ -147,7 +147,7 @@ def test_a_full_disk(
 
 
 OLD, NEW, AMD = (catalogue()[n] for n in ("A100-SXM4-80GB", "H100-SXM5-80GB", "MI300X"))
-CARDS = "bf16, fp16, tf32, fp32"
+CARDS = "bf16, fp16, fp32"
 
 
 def on(names: Sequence[str], *asked: str) -> Resolved:
@@ -161,7 +161,7 @@ def on(names: Sequence[str], *asked: str) -> Resolved:
 @pytest.mark.parametrize("name", [OLD.name, AMD.name])
 def test_no_units_for_eight_bits(precision: str, name: str) -> None:
     asked = f"compute.precision={precision}"
-    has = ", ".join(d for d in ("bf16", "fp16", "tf32", "fp32") if catalogue()[name].peak_flops(d))
+    has = ", ".join(d for d in ("bf16", "fp16", "fp32") if catalogue()[name].peak_flops(d))
     with pytest.raises(ConfigErrors) as caught:
         on([name], asked)
     assert str(caught.value).splitlines()[1:] == [
@@ -173,6 +173,15 @@ def test_no_units_for_eight_bits(precision: str, name: str) -> None:
     notes = on([name], asked, "compute.emulate_fp8=true").notes
     words = "is emulated: rounded to eight bits, multiplied as bf16, slower than bf16"
     assert f"{precision} on {name} {words}" in notes
+
+
+def test_no_units_for_bf16() -> None:
+    slow = "bf16 on T4 is multiplied as fp32 is, for want of such units; fp16 is faster there"
+    assert slow in on(["T4"], "compute.precision=bf16").notes
+    assert slow not in on(["T4"], "compute.precision=fp16").notes
+    assert not any("multiplied" in note for note in on([NEW.name], "compute.precision=bf16").notes)
+    with pytest.raises(ConfigErrors, match=r"\(fp16, fp32\). Take fp16; compute.emulate_fp8=true"):
+        on(["T4"], "compute.precision=fp8")
 
 
 def test_units_for_eight_bits() -> None:

@@ -275,3 +275,13 @@ def test_import_is_light() -> None:
 
 def test_null_on_the_command_line_takes_a_list_back() -> None:
     assert load_config("debug", ["plan.shares=null"]).config.plan.shares is None
+
+
+def test_only_keys_of_a_configuration_have_a_place_in_it() -> None:
+    loaded = load_config("debug", ["batch.samples=24"])
+    told = loaded.place(
+        ConfigError("batch.samples", 24, "more"),
+        ConfigError("cluster", ["a chip"], "others"),
+        ConfigError("pipelines[0].stages[0].mesh", 1, "another", where="in a file"),
+    )
+    assert [error.where for error in told.errors] == [str(COMMAND_LINE), "", "in a file"]

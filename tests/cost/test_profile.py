@@ -105,6 +105,17 @@ def test_a_dtype_without_measurements_takes_another_ones() -> None:
     assert PROFILE.seconds(product(16), "forward", "bf16") == pytest.approx(0.002, rel=1e-3)
 
 
+def test_fp16_takes_what_bf16_was_measured_at_where_it_was_not_measured_itself() -> None:
+    bf16, fp16 = (
+        Product(dtype, 16, 64, 64, each, each, each)
+        for dtype, each in (("bf16", 1e-4), ("fp16", 1e-5))
+    )
+    for points, seconds in (((bf16,), 1e-4), ((bf16, fp16), 1e-5)):
+        profile = replace(PROFILE, products=(*PROFILE.products, *points))
+        took = profile.seconds(Op("x", "matmul", 16, 64, 64), "forward", "fp16")
+        assert took == pytest.approx(seconds, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("seq", "width", "phase", "each"),
     [

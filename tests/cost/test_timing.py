@@ -1,6 +1,7 @@
 """Rooflines, links and what a step does once, by hand; and a vendor's own cost function."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import pytest
 
@@ -62,6 +63,15 @@ def test_products_run_at_the_rate_of_their_dtype(dtype, seconds) -> None:
     assert roofline().seconds(Op("x", "matmul", 4, 3, 2), "forward", dtype) == seconds
     head = 24 * 4 if dtype == "fp32" else 48
     assert roofline().seconds(Op("head", "matmul", 4, 3, 2), "forward", dtype) == head
+
+
+@pytest.mark.parametrize("kind", ["matmul", "attention"])
+def test_a_chip_without_bf16_multiplies_it_as_fp32(kind: Literal["matmul", "attention"]) -> None:
+    op = Op("x", kind, 4096, 4096, 4096)
+    cards = [Roofline.of(catalogue()[name]) for name in ("T4", "A10")]
+    lacks, has = ([c.seconds(op, "forward", d) for d in ("fp16", "bf16")] for c in cards)
+    assert lacks[1] > 6 * lacks[0]
+    assert has[1] == has[0]
 
 
 def test_small_products_are_bound_by_memory() -> None:

@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
+from weft.cluster.cluster import catalogue
 from weft.cost.profile import AttentionTime, LinkTime, Machine, MovingTime, Product, Profile
 from weft.cost.profile_file import from_data, to_json
 from weft.elastic import chip_profile, measure
@@ -116,10 +117,24 @@ def test_a_chip_that_only_waits_for_its_host_has_a_profile_that_can_be_read() ->
     assert from_data(json.loads(to_json(cast))) == cast
 
 
-def test_an_accelerator_is_predicted_by_large_layers_and_by_what_its_host_begins() -> None:
+def test_a_chip_without_bf16_is_also_measured_in_what_it_trains_in() -> None:
+    t4, h100 = (catalogue()[name] for name in ("T4", "H100-SXM5-80GB"))
+    node = replace(detect_node(), cpu_bf16=False)
+    for chip, device, dtypes in (
+        (t4, "cuda", ("fp32", "bf16", "fp16")),
+        (h100, "cuda", ("fp32", "bf16")),
+        (h100, "cpu", ("fp32",)),
+    ):
+        assert chip_profile.dtypes_of(replace(node, chips=(chip,)), device) == dtypes
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_an_accelerator_is_predicted_by_large_layers_and_by_what_its_host_begins(
+    precision: Literal["bf16", "fp16"],
+) -> None:
     """All compiled. Layers that compute for longer than their host begins them do not wait."""
     node = replace(detect_node(), cores=2)
-    fast = Product("bf16", 8192, 4096, 4096, 4e-4, 4e-4, 4e-4)
+    fast = Product(precision, 8192, 4096, 4096, 4e-4, 4e-4, 4e-4)
     card = replace(
         PROFILE,
         machine=replace(PROFILE.machine, device="cuda"),
@@ -127,7 +142,7 @@ def test_an_accelerator_is_predicted_by_large_layers_and_by_what_its_host_begins
         launch_s=1e-9,
     )
     short, deep, large = (
-        replace(sample, precision="bf16")
+        replace(sample, precision=precision)
         for sample in (chip_profile.SHORT, chip_profile.DEEP, chip_profile.LARGE)
     )
     host_s = 0.02

@@ -61,6 +61,7 @@ def test_in_units() -> None:
         "2.04 PF",
         "3 EF",
     ]
+    assert in_units(1e23) == "100,000 EF"
 
 
 def test_a_chip_counts_for_what_it_reaches_not_for_its_name() -> None:

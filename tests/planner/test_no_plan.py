@@ -79,5 +79,6 @@ def test_no_samples_for_the_ranks() -> None:
     text = message(replace(LARGE, samples=1), leave_idle=False, max_split=1, max_stages=2)
     assert text == (
         "cluster = ['A100-SXM4-80GB']: expected chips that the model can be laid over, however "
-        "much memory they had. No mesh fills the nodes with the samples given."
+        "much memory they had. No meshes fill chips (there are 8) with the samples of a step "
+        "(1): more samples, or fewer chips, would do."
     )

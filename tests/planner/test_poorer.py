@@ -36,7 +36,7 @@ SLOW = {
 @pytest.mark.parametrize("size", SLOW)
 def test_one_kind_of_several_at_slow_links_is_planned_as_well_as_alone(size: str) -> None:
     seq_len, *pools = SLOW[size]
-    workload = Workload(spec=SIZES[size], seq_len=seq_len, samples=128)
+    workload = Workload(spec=SIZES[size], seq_len=seq_len, samples=128, precision="fp16")
     whole, alone = (
         search(Problem(workload, ClusterView(tuple(some)), options=QUICK)).best.time.step_s
         for some in (pools, pools[:1])
@@ -49,7 +49,7 @@ def test_many_that_do_not_fit_are_no_reason_to_look_no_further() -> None:
     the T4 alone were planned in two thirds of the time."""
     pools = nodes("T4", 1, 8), nodes("V100-SXM2-32GB", 1, 8)
     fast = [replace(pool, network_gbit_s=gbit) for pool, gbit in zip(pools, (100, 10), strict=True)]
-    workload = Workload(spec=SIZES["llama2-13b"], seq_len=2048, samples=256)
+    workload = Workload(spec=SIZES["llama2-13b"], seq_len=2048, samples=256, precision="fp16")
     found = search(Problem(workload, ClusterView(tuple(fast)), options=AS_COMMANDS))
     assert found.best.time.step_s < 66
 

@@ -13,7 +13,7 @@ from weft.cli.output import COLUMNS, err, out, print_json, print_table, warn
 from weft.cli.profiling import measure_profile
 from weft.cli.target import Json, file_to_write
 from weft.cli.topology import topology
-from weft.cluster.cluster import HOST, Chip, catalogue
+from weft.cluster.cluster import HOST, Chip, Dtype, catalogue
 from weft.config.errors import ConfigError
 from weft.cost.profile import Corrections, Profile
 from weft.cost.profile_file import (
@@ -175,7 +175,8 @@ def _in_words(profile: Profile) -> Iterator[str]:
     """What was measured, one kind of figure a line."""
     machine, made = profile.machine, profile.corrections
     yield f"{profile.name} of {machine.host}, measured {machine.date} with torch {machine.torch}"
-    known = ((dtype, profile.peak_flops(dtype) / 1e12) for dtype in ("fp32", "bf16"))
+    dtypes: tuple[Dtype, ...] = "fp32", "bf16", "fp16"
+    known = ((dtype, profile.peak_flops(dtype) / 1e12) for dtype in dtypes)
     rates = [f"{rate:.3g} TFLOP/s in {dtype}" for dtype, rate in known if rate]
     yield f"  matrix products  at best {', '.join(rates)}"
     yield f"  memory           {profile.memory_bytes_s / 1e9:.3g} GB/s"

@@ -70,6 +70,12 @@ class Chip:
         two = self.peak_flops("bf16") or self.peak_flops("fp16")
         return two or self.peak_flops("fp32") or 0.0
 
+    @property
+    def emulates_bf16(self) -> bool:
+        """Of two-byte products it has those of fp16 alone (V100, T4): bf16 is multiplied as fp32 is
+        there."""
+        return bool(self.peak_flops("fp16") and not self.peak_flops("bf16"))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unusable:

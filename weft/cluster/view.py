@@ -164,6 +164,16 @@ class ClusterView:
     def world_size(self) -> int:
         return sum(pool.num_chips for pool in self.pools)
 
+    def first(self, num_chips: int) -> ClusterView:
+        """Of all chips the first: whole nodes, and at the end perhaps a part of one."""
+        pools, left = list[ChipPool](), num_chips
+        for pool in self.pools:
+            whole, rest = divmod(min(left, pool.num_chips), pool.chips_per_node)
+            pools += [replace(pool, num_nodes=whole)] if whole else []
+            pools += [replace(pool, num_nodes=1, chips_per_node=rest)] if rest else []
+            left -= whole * pool.chips_per_node + rest
+        return ClusterView(tuple(pools))
+
     def pool_of(self, rank: int) -> ChipPool:
         """The pool that a rank's chip is in."""
         before = 0

@@ -45,7 +45,8 @@ class Loaded:
     def place(self, *errors: ConfigError) -> ConfigErrors:
         """Problems found later, by whoever could judge a value, with the place of that value."""
         for error in errors:
-            error.where = error.where or str(origin_of(self.tree, error.key))
+            if re.split(r"[.\[]", error.key)[0] in Config.model_fields:  # else none of this one's
+                error.where = error.where or str(origin_of(self.tree, error.key))
         return ConfigErrors(errors)
 
 

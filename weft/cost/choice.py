@@ -224,7 +224,9 @@ def dtype_of(precision: Precision) -> Dtype:
     """In which products are computed, of those that chips' rates are known for."""
     if PRECISIONS[precision].has_fast_products:
         return "fp8"
-    return "bf16" if width_of(precision) == 2 else "fp32"
+    if width_of(precision) != 2:
+        return "fp32"
+    return "fp16" if precision == "fp16" else "bf16"
 
 
 def gathers_keys(device: str) -> bool:

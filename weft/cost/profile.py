@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, log
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from weft.cluster.cluster import Dtype
 from weft.cost.memory import ACCELERATOR, BUCKET_BYTES, CPU, Overheads
@@ -75,6 +75,7 @@ class MovingTime(NamedTuple):
     backward: float
 
 
+Timed = TypeVar("Timed", Product, AttentionTime, MovingTime)
 LinkKind = Literal["send", "all_reduce", "reduce_scatter", "all_gather", "exchange"]
 """What two ranks do; an exchange is what tensor parallelism does at the edge of a module."""
 
@@ -298,8 +299,7 @@ def _product(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
 
     Sides beyond all that was measured count as the last that was.
     """
-    points = [point for point in profile.products if point.dtype == dtype]
-    points = points or list(profile.products)
+    points = _in_dtype(profile.products, dtype)
     best = max(point.flops / point.forward for point in points)
     ranges = zip(
         (op.m, op.n, op.k), zip(*(point.sides for point in points), strict=True), strict=True
@@ -317,9 +317,16 @@ def _product(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
     return expected * exp(total / weights)
 
 
+def _in_dtype(points: Sequence[Timed], dtype: Dtype) -> list[Timed]:
+    """What was measured in it; of fp16 where nothing was, that of bf16; else all."""
+    asked = (dtype, "bf16") if dtype == "fp16" else (dtype,)
+    found = ([point for point in points if point.dtype == each] for each in asked)
+    return next(filter(None, found), list(points))
+
+
 def _attention(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
     measured = (op.name == GOES_ROUND and profile.rounds) or profile.attention
-    points = [point for point in measured if point.dtype == dtype] or list(measured)
+    points = _in_dtype(measured, dtype)
     nearest = min((abs(log(point.width / op.k)), point.width) for point in points)[1]
     column = 3 if phase == "forward" else 4
     curve = [(p.seq_len, float(p[column])) for p in points if p.width == nearest]
@@ -329,8 +336,7 @@ def _attention(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
 def _moving(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
     if phase == "weight_grad" or not op.num_bytes:
         return 0.0
-    named = [point for point in profile.moving if point.name == op.name]
-    named = [point for point in named if point.dtype == dtype] or named
+    named = _in_dtype([point for point in profile.moving if point.name == op.name], dtype)
     if not named:
         return op.phase_bytes(phase) * (2 if dtype == "fp32" else 1) / profile.memory_bytes_s
     column = 3 if phase == "forward" else 4

@@ -114,13 +114,15 @@ class Roofline:
     """The rates of one chip."""
 
     flops_s: float
-    """Large products in two bytes, FLOP/s."""
+    """Large products in two bytes that the chip has units for, FLOP/s."""
     fp8_flops_s: float
     fp32_flops_s: float
     attention_flops_s: float
     bytes_s: float
     unaligned: float = 0.3
     """Part of the rate that is left where a head's channels are no multiple of 8."""
+    bf16_part: float = 1.0
+    """Part of the rate that is left in bf16: less than 1 where it is multiplied as fp32."""
     launch_s: float = 2e-5
     """Of one operation here, which is a few on the chip, where it waits for its host."""
 
@@ -140,12 +142,14 @@ class Roofline:
         fp8, single = chip.peak_flops("fp8"), chip.peak_flops("fp32")
         if tf32:
             single = chip.peak_flops("tf32") or single
+        emulated = chip.emulates_bf16
         return Roofline(
             flops_s=peak * part.matmul,
             fp8_flops_s=fp8 * part.fp8 if fp8 and part.fp8 else peak * part.matmul,
             fp32_flops_s=(single or peak / 8) * part.matmul,
             attention_flops_s=peak * part.attention,
             bytes_s=chip.memory_gb_s * 1e9 * part.memory,
+            bf16_part=(chip.peak_flops("fp32") or peak / 8) / peak if emulated else 1.0,
         )
 
     def seconds(self, op: Op, phase: Phase, dtype: Dtype) -> float:
@@ -160,6 +164,8 @@ class Roofline:
             rate = self.fp8_flops_s
         else:
             rate = self.fp32_flops_s if dtype == "fp32" else self.flops_s
+        if dtype in ("bf16", "fp8"):
+            rate *= self.bf16_part
         if not _aligned(op):
             rate *= self.unaligned
         moved = op.phase_bytes(phase) * (2 if dtype == "fp32" else 1)

@@ -98,7 +98,6 @@ LARGE = Sample(
     spec=replace(_SIZES["tinyllama-1.1b"], num_layers=2, seq_len=2048),
     micro=4,
     microbatches=2,
-    precision="bf16",
 )
 """Likewise on an accelerator, in about 6 GiB."""
 SLIGHT = replace(WHOLE, spec=replace(WHOLE.spec, num_layers=1), micro=1)
@@ -113,8 +112,7 @@ is next to nothing, by one rank and by each of two."""
 
 def profile_chip(node: Node, *, device: str, quick: bool, say: Say) -> Profile:
     """Measure one rank's chip, and the links between two; in processes of their own."""
-    fast_bf16 = device != "cpu" or node.cpu_bf16
-    dtypes: tuple[Dtype, ...] = ("fp32", "bf16") if fast_bf16 else ("fp32",)
+    dtypes = dtypes_of(node, device)
     ranks = node.cores if device == "cpu" else len(node.chips)
     with WorkerPool() as pool:
         runtime = pool.run(measure_peak, device, SHORT, world_size=1)[0]  # before anything else
@@ -141,12 +139,19 @@ def profile_chip(node: Node, *, device: str, quick: bool, say: Say) -> Profile:
         rounds = 3 if quick else 10
         if device == "cpu":
             profile = _fitted(profile, node, pool, rounds=rounds)
-            if fast_bf16:
+            if node.cpu_bf16:
                 profile = _casting(profile, node, pool, rounds=rounds)
             profile = _allocating(profile, min(ranks, 2))
         else:
             profile = _busy(profile, node, pool, rounds=rounds)
         return _beside_others(profile, node, pool, ranks, quick, say) if ranks > 1 else profile
+
+
+def dtypes_of(node: Node, device: str) -> tuple[Dtype, ...]:
+    """What is measured: the last is what steps are usually computed in."""
+    if device == "cpu":
+        return ("fp32", "bf16") if node.cpu_bf16 else ("fp32",)
+    return ("fp32", "bf16", "fp16") if node.chips[0].emulates_bf16 else ("fp32", "bf16")
 
 
 def _beside_others(
@@ -263,13 +268,15 @@ def _fitted(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> P
 def _busy(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> Profile:
     """Likewise of a device that computes while its host begins the next operations: small layers
     take what the host takes, and large ones nothing besides what they compute."""
-    samples = [replace(sample, precision=LARGE.precision) for sample in (SHORT, DEEP, LARGE)]
-    short, deep, _ = samples
+    device = profile.machine.device
+    measured = {point.dtype for point in profile.products}
+    usual: Precision = "fp16" if "fp16" in measured else "bf16"
+    samples = [replace(sample, precision=usual) for sample in (SHORT, DEEP, LARGE)]
+    short, deep, large = samples
     short_s, deep_s, large_s = (
-        pool.run(real_steps, profile.machine.device, sample, rounds, world_size=1)[0]
-        for sample in samples
+        pool.run(real_steps, device, sample, rounds, world_size=1)[0] for sample in samples
     )
-    without, with_gap = (predicted_s(replace(profile, gap=gap), node, LARGE) for gap in (0.0, 1.0))
+    without, with_gap = (predicted_s(replace(profile, gap=gap), node, large) for gap in (0.0, 1.0))
     host_s = max(deep_s - short_s, 0.0) / (_layers(deep) - _layers(short)) / 3
     profile = replace(profile, gap=_gap(large_s, without, with_gap), host_layer_s=host_s)
     return replace(profile, step_s=max(short_s - predicted_s(profile, node, short), 0.0))

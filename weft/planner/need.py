@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, floor, log10
 
 from weft.cluster.cluster import HOST
 from weft.cluster.view import ChipPool, ClusterView
@@ -41,7 +41,8 @@ def parse_need(text: str) -> float:
 def in_units(flops_s: float) -> str:
     """``2.04 PF``."""
     unit = next((each for each in ("EF", "PF") if flops_s >= UNITS[each]), "TF")
-    return f"{flops_s / UNITS[unit]:.3g} {unit}"
+    number = flops_s / UNITS[unit]
+    return f"{number:,.0f} {unit}" if number >= 1000 else f"{number:.3g} {unit}"
 
 
 def reached_flops(pool: ChipPool, problem: Problem) -> float:
@@ -169,7 +170,9 @@ def choose_mix(problem: Problem, need: float) -> Mix:
     everything = nothing.most_flops
     if everything < need:
         has = ", ".join(f"{p.pool.num_chips} x {p.pool.chip.name}" for p in parts)
-        expected = f"at most {in_units(everything)}, what the pool computes of this workload"
+        last = 10 ** (floor(log10(everything)) - 2)  # of three digits: what is said can be had
+        most = in_units(everything // last * last)
+        expected = f"at most {most}, what the pool computes of this workload"
         raise ConfigError("--need", in_units(need), expected, f"It has {has}.")
     order = sorted(range(len(parts)), key=lambda n: (parts[n].cost / parts[n].flops_s, n))
     best = _cheapest(nothing, order, need)

@@ -14,6 +14,8 @@ from weft.cluster.cluster import Cluster, Node
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
+from weft.config.plan_sections import AutoConfig
+from weft.config.sections import Config
 from weft.models.decoder_spec import expecting
 from weft.models.registry import (
     FAMILIES,
@@ -45,7 +47,7 @@ from weft.resolve.orders import made_as_asked
 from weft.resolve.planned import (
     by_person,
     options_in,
-    refuse_limit_of_activations,
+    refuse_unplannable,
     says_a_plan,
 )
 from weft.resolve.resolve import read_plan_file, resolve, training_asked, vocab_size_asked
@@ -75,14 +77,11 @@ def plan_request(loaded: Loaded, cluster: ClusterView, knowledge: Knowledge) -> 
     """
     notes: list[str] = []
     try:
-        if loaded.config.compute.device != "auto":
-            hint = "The chips of the cluster say it."
-            device = loaded.config.compute.device
-            raise ConfigError("compute.device", device, "auto beside --cluster", hint)
+        _refuse_said_by_cluster(loaded.config)
         workload = _workload(loaded, cluster, notes)
         plan, cluster = _given(loaded, cluster, workload)
         if plan is None:
-            refuse_limit_of_activations(loaded.config)
+            refuse_unplannable(loaded.config)
         computing = computing_there(plan, workload.precision, cluster)
         notes += eight_bits_notes(computing, asked=loaded.config.compute.emulate_fp8)
         if loaded.config.compute.tf32:
@@ -126,6 +125,19 @@ def _workload(loaded: Loaded, cluster: ClusterView, notes: list[str]) -> Workloa
         precision=precision,
         training=training_asked(config, spec),
     )
+
+
+def _refuse_said_by_cluster(config: Config) -> None:
+    """What asks for chips is said by those of the cluster."""
+    auto = config.plan.auto or AutoConfig()
+    for key, value, usual in (
+        ("compute.device", config.compute.device, "auto"),
+        ("plan.auto.cluster", auto.cluster, None),
+        ("plan.auto.ranks", auto.ranks, None),
+    ):
+        if value != usual:
+            expected = f"{'null' if usual is None else usual} beside --cluster"
+            raise ConfigError(key, value, expected, "The chips of the cluster say it.")
 
 
 def _refuse_idle_tf32(plan: Plan | None, cluster: ClusterView, workload: Workload) -> None:
@@ -176,6 +188,7 @@ def _given(
     if plan.world_size > cluster.world_size:
         expected = f"at most {cluster.world_size} ranks, one for each chip of the cluster"
         raise ConfigError("plan", {"ranks": plan.world_size}, expected)
+    cluster = cluster.first(plan.world_size)
     samples = loaded.config.batch.samples or plan.global_batch
     spec = workload.spec
     parts = FAMILIES[spec.family].parts

@@ -13,7 +13,7 @@ from weft.platform.registry import PLATFORMS
 from weft.precision.registry import PRECISIONS
 
 KEY = "compute.emulate_fp8"
-WIDER: tuple[Dtype, ...] = ("bf16", "fp16", "tf32", "fp32")
+WIDER: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
 
 
 class Computing(NamedTuple):
@@ -34,6 +34,11 @@ class Computing(NamedTuple):
         if chip is None or chip.device == HOST:
             return True
         return chip.device not in PLATFORMS or not PLATFORMS[chip.device].has_fp8(chip)
+
+    @property
+    def lacks_bf16(self) -> bool:
+        """The chip has units of two bytes, and not for this."""
+        return self.precision == "bf16" and self.chip is not None and self.chip.emulates_bf16
 
     @property
     def words(self) -> str:
@@ -67,10 +72,12 @@ def computing_there(plan: Plan | None, precision: Precision, view: ClusterView) 
 
 
 def eight_bits_notes(computing: Sequence[Computing], *, asked: bool) -> Iterator[str]:
-    """What is emulated, in words; as ``refuse_emulated``."""
+    """What is emulated, in words, of eight bits and of bf16; as ``refuse_emulated``."""
     refuse_emulated(computing, asked=asked, way=f"{KEY}=true")
     for text in dict.fromkeys(each.words for each in computing if each.is_emulated):
         yield f"{text} is emulated: rounded to eight bits, multiplied as bf16, slower than bf16"
+    for text in dict.fromkeys(each.words for each in computing if each.lacks_bf16):
+        yield f"{text} is multiplied as fp32 is, for want of such units; fp16 is faster there"
 
 
 def refuse_emulated(computing: Sequence[Computing], *, asked: bool, way: str) -> None:
@@ -95,7 +102,8 @@ def refuse_emulated(computing: Sequence[Computing], *, asked: bool, way: str) ->
 
 def _lacking(asked: Computing, chip: Chip, way: str) -> ConfigError:
     """What the chip has instead, and the ways out."""
-    has = ", ".join(dtype for dtype in WIDER if chip.peak_flops(dtype))
-    expected = f"a precision that {chip.name} has units for" + (f" ({has})" if has else "")
-    hint = f"Take bf16; {way} rounds as {asked.precision} does and multiplies as bf16, "
+    has: list[str] = [dtype for dtype in WIDER if chip.peak_flops(dtype)]
+    expected = f"a precision that {chip.name} has units for" + (f" ({', '.join(has)})" * bool(has))
+    instead = has[0] if has else "bf16"
+    hint = f"Take {instead}; {way} rounds as {asked.precision} does and multiplies as bf16, "
     return ConfigError(asked.key, asked.precision, expected, f"{hint}slower than bf16.")

@@ -82,7 +82,7 @@ def _peak(chip: Chip, stage: StagePlan, node: Node, *, tf32: bool) -> Peak:
         hint = "run `weft chips profile`"
         return Peak(basis=f"neither the catalogue nor a profile has {chip.name}; {hint}")
     found = Peak(flops=flops, basis=f"{flop_rate(flops)} in {dtype}, the data sheet of {chip.name}")
-    if profile is None or best != ("bf16" if dtype == "fp16" else dtype):
+    if profile is None or (best != dtype and {best, dtype} != {"bf16", "fp16"}):
         return found
     return replace(found, measured_flops=best_flops, measured_basis=words)
 
@@ -91,8 +91,9 @@ def _best(profile: Profile | None, precision: Precision) -> tuple[Dtype, float, 
     """The best product of a profile in a plan's precision: in what, FLOP/s, and who says so."""
     if profile is None:
         return "fp32", 0.0, ""
-    is_bf16 = width_of(precision) == 2 and profile.peak_flops("bf16") > 0
-    dtype: Dtype = "bf16" if is_bf16 else "fp32"
+    two: tuple[Dtype, ...] = ("bf16", "fp16") if width_of(precision) == 2 else ()
+    measured = [dtype for dtype in two if profile.peak_flops(dtype)]
+    dtype: Dtype = max(measured, key=profile.peak_flops, default="fp32")
     return dtype, profile.peak_flops(dtype), f"a profile ({profile.machine.date})"
 
 

@@ -218,7 +218,7 @@ def problem_of(config: Config, resources: Resources) -> Problem:
     Raises:
         ConfigError: a value that the planner cannot keep to.
     """
-    refuse_limit_of_activations(config)
+    refuse_unplannable(config)
     spec, asked = spec_asked(config), config.compute.precision
     workload = Workload(
         spec=spec,
@@ -278,11 +278,15 @@ def _in_words(pool: ChipPool) -> str:
     return f"{number} {pool.chip.name}{part} of {pool.chip.memory_gib:.1f} GiB"
 
 
-def refuse_limit_of_activations(config: Config) -> None:
+def refuse_unplannable(config: Config) -> None:
     """
     Raises:
-        ConfigError: there is one, and the planner chooses.
+        ConfigError: a value that is none where the planner chooses.
     """
+    micro, samples = config.batch.micro, config.batch.samples
+    if micro is not None and samples is not None and micro > samples:
+        expected = f"at most batch.samples, which is {samples}"
+        raise ConfigError("batch.micro", micro, expected, "Micro-batches are parts of a step.")
     if config.compute.activations_gib is not None:
         expected = "null where the planner chooses, which keeps all that fits"
         raise ConfigError(ACTIVATIONS, config.compute.activations_gib, expected)

@@ -17,5 +17,4 @@ def usual_precision(chips: Iterable[Chip], *, cpu_bf16: bool) -> Precision:
     if not cpu_bf16 and any(chip.device == HOST for chip in found):
         return "fp32"
     others = [chip for chip in found if chip.device != HOST]
-    lacks = any(chip.peak_flops("fp16") and not chip.peak_flops("bf16") for chip in others)
-    return "fp16" if lacks else "bf16"
+    return "fp16" if any(chip.emulates_bf16 for chip in others) else "bf16"

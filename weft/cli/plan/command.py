@@ -10,10 +10,11 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.output import err, finish, out, print_json, warn
+from weft.cli.output import finish, out, print_json, warn
 from weft.cli.plan.forecasts import Answer, answer, answer_here, load_for_cluster
+from weft.cli.plan.launch import Launch
 from weft.cli.plan.nodes import nodes_asked
-from weft.cli.plan.saved import SUFFIXES, Started, saved
+from weft.cli.plan.saved import SUFFIXES, Started, launch_of, save, write
 from weft.cli.resolved import refuse_unmeasured, resolved_here
 from weft.cli.target import Json, Overrides, Target, file_to_write, load
 from weft.cluster.cluster_file import read_file
@@ -155,25 +156,41 @@ def plan(target: Target = "demo", overrides: Overrides = None, *, options: PlanO
     """
     _refuse_early(options)
     found = _answer(target, overrides or [], options)
-    if options.html is not None:
-        if found.outlook is None:
-            page = str(options.html)
-            raise ConfigError("--html", page, "a plan whose chips are known", found.problem)
-        page = forecast_page(found.outlook, found.title)
-        options.html.write_text(page, encoding="utf-8")
-        err.print(f"wrote {options.html}")
-    started = None
-    if options.out_file is not None:
-        by = Started(target, overrides or [], options.cluster)
-        file, launch = options.out_file, options.launch
-        started = saved(found, file, by, launch=launch, kubernetes=options.kubernetes)
+    launch, problem = _launch(found, Started(target, overrides or [], options.cluster), options)
     if options.json:
-        print_json(found.as_json() | ({} if started is None else {"launch": started.as_json()}))
+        print_json(found.as_json() | ({} if launch is None else {"launch": launch.as_json()}))
     else:
         found.show(explain=options.explain)
-        if started is not None:
-            out.print(*started.sentences(), sep="\n")
+        if launch is not None:
+            out.print(*launch.sentences(), sep="\n")
+    _write(found, launch, options)  # what was found is shown by now, whatever becomes of files
+    if problem is not None:
+        raise problem
     finish(found.exit_code)
+
+
+def _launch(
+    found: Answer, by: Started, options: PlanOptions
+) -> tuple[Launch | None, ConfigError | None]:
+    """How it is started, or why it cannot be."""
+    if not options.launch or options.out_file is None:
+        return None, None
+    try:
+        return launch_of(found, options.out_file, by), None
+    except ConfigError as error:
+        return None, error
+
+
+def _write(found: Answer, launch: Launch | None, options: PlanOptions) -> None:
+    """The files that were asked for."""
+    if options.out_file is not None:
+        save(found, options.out_file, launch, kubernetes=options.kubernetes)
+    if options.html is None:
+        return
+    if found.outlook is None:
+        expected = "a plan whose chips are known"
+        raise ConfigError("--html", str(options.html), expected, found.problem)
+    write(options.html, forecast_page(found.outlook, found.title))
 
 
 def _refuse_early(options: PlanOptions) -> None:
@@ -201,7 +218,7 @@ def _refuse_same_file(options: PlanOptions) -> None:
         written.append(("--launch", beside))
     known: dict[Path, str] = {}
     for option, file in (*read, *written):
-        other = None if file is None else known.setdefault(file.absolute(), option)
+        other = None if file is None else known.setdefault(file.resolve(), option)
         if other not in (None, option) and option != "--why":
             expected = "a file of its own to write"
             raise ConfigError(option, str(file), expected, f"{other} names the same.")
@@ -262,6 +279,8 @@ def _values(why: str) -> list[str]:
         return [f"plan.file={why}", "plan.schedule=null"]
     words = why.split() if "." not in why else _at_keys(why)
     pairs = dict(word.partition("=")[::2] for word in words)
+    if len(pairs) < len(words):
+        raise ConfigError("--why", why, "every value once")
     if all("." in key for key in pairs) and pairs:
         _refuse_other_work(why, pairs)
         return list(words)

@@ -30,26 +30,26 @@ class Started:
     cluster: Path | None
 
 
-def saved(
-    found: Answer, file: Path, by: Started, *, launch: bool, kubernetes: bool = False
-) -> Launch | None:
-    """Write the plan, and with ``launch`` a file for ``sbatch`` or Kubernetes; how it is started.
-
-    Raises:
-        ConfigError: it cannot be started.
-    """
-    made = _launch(found, file, by) if launch else None
-    write_text(file, json.dumps(found.file.to_data(), indent=2) + "\n")
-    err.print(f"wrote {file}")
+def save(found: Answer, file: Path, made: Launch | None, *, kubernetes: bool = False) -> None:
+    """Write the plan, and beside it a file for ``sbatch`` or Kubernetes where it is started so."""
+    write(file, json.dumps(found.file.to_data(), indent=2) + "\n")
     text = made and (made.jobset if kubernetes else made.sbatch)
     if text:
-        beside = file.with_suffix(SUFFIXES[kubernetes])
-        write_text(beside, text)
-        err.print(f"wrote {beside}")
-    return made
+        write(file.with_suffix(SUFFIXES[kubernetes]), text)
 
 
-def _launch(found: Answer, file: Path, by: Started) -> Launch:
+def write(file: Path, text: str) -> None:
+    """All of it or nothing, and say so; where it is a link, what that names."""
+    write_text(file.resolve(), text)
+    err.print(f"wrote {file}")
+
+
+def launch_of(found: Answer, file: Path, by: Started) -> Launch:
+    """How the plan in this file is started.
+
+    Raises:
+        ConfigError: it cannot be.
+    """
     if found.outlook is not None and found.outlook.not_run:
         expected = "a plan that this version can run"
         raise ConfigError("--launch", True, expected, " ".join(found.outlook.not_run))

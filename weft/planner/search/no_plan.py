@@ -40,7 +40,7 @@ def no_plan(attempt: Attempt, problem: Problem) -> NoPlan:
             expected = "nodes with room in their memory for what is to wait there"
             return NoPlan("cluster", names, expected, "Say what they have: host_gib of pools.")
         expected = "chips that the model can be laid over, however much memory they had"
-        return NoPlan("cluster", names, expected, "No mesh fills the nodes with the samples given.")
+        return NoPlan("cluster", names, expected, _too_few_samples(problem))
     least = least_at(factor)
     assert least is not None, f"fits at {factor} times the memory, and then does not"
     stage, chip, need = _fullest(least)
@@ -53,6 +53,13 @@ def no_plan(attempt: Attempt, problem: Problem) -> NoPlan:
     gib = f"{factor:.2f} times the memory on each chip"
     hint = f"{short} It would fit with {', or with '.join([*ways, gib])}."
     return NoPlan("cluster", names, "chips with enough memory for the model", hint)
+
+
+def _too_few_samples(problem: Problem) -> str:
+    chips, micros = problem.cluster.world_size, problem.options.micros or (1,)
+    many = "" if micros == (1,) else f", and {min(micros)} or more in a micro-batch"
+    words = f"No meshes fill chips (there are {chips}) with the samples of a step"
+    return f"{words} ({problem.workload.samples}{many}): more samples, or fewer chips, would do."
 
 
 def leanest(problem: Problem, **changes: Any) -> Problem:
