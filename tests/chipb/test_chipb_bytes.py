@@ -25,7 +25,7 @@ from weft.train.assemble import fill, initial
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A stage, twice a microbatch."""
+    """A stage, and the microbatches of a step."""
 
     recompute: str = "off"
     precision: str = "fp32"
@@ -36,6 +36,7 @@ class Row:
     param_tier: Tier = "device"
     samples: int = 2
     """Of a microbatch, for each rank."""
+    microbatches: int = 2
     seq_len: int = 256
     layers: int = 4
     d_model: int = 128
@@ -53,7 +54,7 @@ class Row:
             param_tier=self.param_tier,
         )
         many = self.samples * self.ranks
-        line = PipelinePlan(stages=(stage,), samples=2 * many, microbatch=many)
+        line = PipelinePlan(stages=(stage,), samples=self.microbatches * many, microbatch=many)
         return Plan(num_layers=self.layers, pipelines=(line,))
 
     def rehearsal(self, folder: str) -> Rehearsal:
@@ -83,12 +84,19 @@ ROWS = [
     Row(state_tier="disk"),
     Row(precision="bf16", param_tier="disk", seq_len=128),
     Row(precision="bf16", param_tier="disk", state_tier="disk", seq_len=128),
+    Row(microbatches=1),
+    Row(microbatches=1, layers=8, d_model=256, seq_len=64),
+    Row(microbatches=1, layers=8, d_model=256, samples=1, seq_len=128, recompute="full"),
+    Row(microbatches=1, layers=8, d_model=256, family="gpt2"),
+    Row(microbatches=1, precision="bf16", layers=8, d_model=256),
+    Row(microbatches=1, ranks=2, layers=8, d_model=256),
 ]  # fmt: skip
 
 
 def named(row: Row) -> str:
     kept = f"state on {row.state_tier}, parameters on {row.param_tier}, zero {row.zero}"
-    return f"{row.family}, {row.precision}, {row.recompute}, {kept}, {row.ranks}"
+    many = f"{row.microbatches} x {row.samples} x {row.seq_len}"
+    return f"{row.family}, {row.precision}, {row.recompute}, {kept}, {row.ranks}, {many}"
 
 
 def most(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> int:

@@ -411,7 +411,8 @@ def memory_of_plan(
                         asked.parts(p, stages, ranks[0]), held, waiting, strict=True
                     )
                 ]
-                result |= dict.fromkeys(ranks, taking_turns(parts))
+                whole = asked.in_one_backward(p, stages, ranks[0], taking_turns(parts))
+                result |= dict.fromkeys(ranks, whole)
     return result
 
 
@@ -486,17 +487,50 @@ class _Asked:
 
     def parts(self, number: int, stages: Sequence[int], rank: int) -> list[tuple[StageMemory, int]]:
         """Of a pipeline's stages that share ranks: the memory of each on one, and its passes."""
-        pipeline, found = self.plan.pipelines[number], []
-        beside = len(self.plan.pipelines), self.training
+        found = []
         for stage in stages:
-            place = number, stage
-            own_part = self.unlike.get(place, {}).get(rank)
-            choice = choice_of(
-                pipeline, stage, self.seq_len, *beside, self.ways[place], rank=rank, part=own_part
-            )
-            own = self.overheads.get(pipeline.stages[stage].device)
+            choice = self._choice(number, stage, rank)
+            own = self.overheads.get(self.plan.pipelines[number].stages[stage].device)
             found.append((stage_memory(self.shape, choice, own), choice.passes))
         return found
+
+    def in_one_backward(
+        self, number: int, stages: Sequence[int], rank: int, whole: Memory
+    ) -> Memory:
+        """Of a step's only microbatch: gradients come as what was kept for them goes, where they
+        stay where they come. Those of the step before are gone by then."""
+        if self.plan.pipelines[number].num_microbatches > 1 or len(stages) > 1:
+            return whole
+        choice, shape = self._choice(number, stages[0], rank), self.shape
+        state, work = choice.state, choice.work
+        is_apart = choice.keeps_grads_apart or choice.brings_params or choice.brings_experts
+        in_buckets = choice.num_holders > 1 or state.grad != state.weight
+        if is_apart or in_buckets or choice.passes > 1 or choice.part is not None:
+            return whole
+        comes_last = work.embeds and not (shape.tied and work.predicts)
+        tables = state.grad * shape.table_params / work.share("vocab") * comes_last
+        working = stage_working(shape, work._replace(predicts=0.0))
+        end = replace(whole, activations=0.0, logits=0.0, working=0.0)
+        last_layer = replace(
+            end,
+            grads=max(end.grads - tables, 0.0),
+            activations=whole.activations / max(work.num_layers, 1),
+            working=working,
+        )
+        return max((replace(whole, grads=0.0), last_layer, end), key=lambda each: each.total)
+
+    def _choice(self, number: int, stage: int, rank: int) -> StageChoice:
+        place = number, stage
+        return choice_of(
+            self.plan.pipelines[number],
+            stage,
+            self.seq_len,
+            len(self.plan.pipelines),
+            self.training,
+            self.ways[place],
+            rank=rank,
+            part=self.unlike.get(place, {}).get(rank),
+        )
 
 
 def fullest(stage: StagePlan, memory: Mapping[int, Memory], room: Callable[[int], float]) -> int:
