@@ -92,6 +92,11 @@ def test_where_no_profile_can_be_written(
     monkeypatch.setattr("weft.elastic.chip_profile.profile_chip", pytest.fail)
     assert run(["chips", "profile", "--out", file]) == 2
     assert problem in capsys.readouterr().err
+    monkeypatch.setenv("WEFT_PROFILES", "/proc/nope")
+    for words in (["chips", "profile"], ["chips", "topology", "--ranks", "2"]):
+        assert run(words) == 2
+        said = capsys.readouterr().err
+        assert "error: WEFT_PROFILES = '/proc/nope" in said and "expected a folder to wri" in said
 
 
 @pytest.mark.parametrize(

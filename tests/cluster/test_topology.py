@@ -103,6 +103,9 @@ def test_what_was_measured_is_kept_for_the_same_machines(tmp_path: Path) -> None
     file_of(tmp_path, links.hosts).write_text("[]")
     with pytest.raises(ConfigError, match="weft chips topology --fresh"):
         saved_links(tmp_path, links.hosts)
+    save_links(replace(links, latency_s=((0.0,),)), file_of(tmp_path, links.hosts))
+    with pytest.raises(ConfigError, match="weft chips topology --fresh"):
+        saved_links(tmp_path, links.hosts)
 
 
 def test_plans_of_several_machines_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,6 +316,9 @@ def test_files_that_are_no_profiles_are_refused(tmp_path) -> None:
     path = tmp_path / "x.json"
     with pytest.raises(ConfigError, match="expected a readable file"):
         load_profile(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"expected JSON. Delete it, and measure again"):
+        load_profile(path)
     for text, expected in (("{", "expected JSON"), ("[]", "expected a profile of a chip")):
         path.write_text(text)
         with pytest.raises(ConfigError, match=expected):

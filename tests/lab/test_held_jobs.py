@@ -113,6 +113,33 @@ def test_ranks_that_start_processes_are_held_too(tmp_path: Path) -> None:
     assert held and all(done) and len(done) == 200
 
 
+KEEPS = """
+import subprocess, sys, time
+open(sys.argv[1] + "/" + __import__("os").environ["RANK"], "w").write(str(subprocess.Popen(
+    [sys.executable, "-S", "-c", "import time; time.sleep(60)"]).pid))
+time.sleep(60)
+"""
+
+
+def test_what_a_rank_started_is_not_stopped_with_it(tmp_path: Path) -> None:
+    """If all this is killed, ranks end, and nobody would wake the others to see that."""
+    here = Here(1)
+    with here.built():
+        here.start([sys.executable, "-S", "-c", KEEPS, str(tmp_path)], tmp_path, quiet=True)
+        child = tmp_path / "0"
+        deadline = time.monotonic() + 60
+        while not (child.exists() and child.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        here.hold()
+        states = [
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            for pid in (here.ranks[0].process.pid, int(child.read_text()))
+        ]
+        assert states[0] == "T" and states[1] != "T"
+        here.go_on()
+
+
 class Late(Here):
     """A step that was done before ranks stood still is said only when they go on."""
 

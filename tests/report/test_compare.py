@@ -88,6 +88,19 @@ def test_rounding_is_inside_and_a_thousandth_is_not(tmp_path: Path) -> None:
     assert "step 41 differs by +1.00e-03 nats" in lines(other)[-1]
 
 
+def test_a_page_that_cannot_be_written_is_seen_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = str(make(tmp_path, "a", fall))
+    for words, problem in (
+        (["--html", "/proc/x/y.html"], "--html = '/proc/x/y.html': expected a file in a folder"),
+        (["--steps", "5"], "--steps = 5: expected --bisect beside it"),
+    ):
+        assert run(["compare", a, a, *words]) == 2
+        said = capsys.readouterr()
+        assert problem in said.err and not said.out
+
+
 def test_a_loss_that_is_not_a_number_is_outside(tmp_path: Path) -> None:
     a = make(tmp_path, "a", fall)
     found = compare_runs(a, make(tmp_path, "b", lambda n: math.nan if n == 9 else fall(n)))

@@ -116,12 +116,33 @@ def test_a_record_is_read_back_as_it_was(tmp_path: Path) -> None:
     short = Outcome(candidate=0, step_s=None, problem="rank 0", short=0)
     for number, outcome in enumerate((ran, short), start=2):
         record.add(outcome, float(number))
+    record.add_final([ran], 3.0)
+    again = Record.opened(tmp_path, {"a": 1, "b": None})
+    assert again.final == [ran]
+    again.add(short, 3.0)
+    assert again.final == Record.opened(tmp_path, {"a": 1, "b": None}).final == []  # of fewer
+    assert again.file.read_text().endswith("}\n")
     record.file.write_text(record.file.read_text() + '{"kind"')
     again = Record.opened(tmp_path, {"a": 1, "b": None})
     again.begin()
-    assert again.file.read_text().endswith("}\n")
-    assert (again.candidates, again.outcomes, again.used_s) == (plans, [ran, short], 3.0)
+    assert (again.candidates, again.outcomes, again.used_s) == (plans, [ran, short, short], 3.0)
     assert again.times == 1.3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xff\xfe\n",
+        b"[1]\n",
+        b'{"kind": "job", "version": %d}\n{"foo": 1}\n' % VERSION,
+        b'{"kind": "job", "version": %d}\n{"kind": "plans", "plans": [{}], "times": 1}\n' % VERSION,
+        b'{"kind": "job", "version": %d}\n{"kind": "trial", "outcome": {"new": 1}}\n' % VERSION,
+    ],
+)
+def test_a_damaged_record_is_refused_by_name(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(text)
+    with pytest.raises(ConfigError, match=r"trials.jsonl.*expected lines of JSON, as `weft tune`"):
+        Record.opened(tmp_path, {})
 
 
 CLUSTER = (
@@ -137,6 +158,10 @@ REFUSED = {
     "--minutes -1": "--minutes",
     "--cluster nowhere.yaml": "nowhere.yaml",
     "--cluster pools.yaml": "--cluster = 'pools.yaml': expected a file with hosts, not pools",
+    "--cluster lab.yaml compute.device=cuda": "compute.device = 'cuda': expected auto or cpu in a",
+    "--cluster lab.yaml --then-run recovery.alarm=replan": (
+        "recovery.alarm = 'replan': expected off or warn with --cluster and --then-run"
+    ),
     "--out taken": "--out",
     "--out other": "seed",
 }
@@ -148,6 +173,8 @@ def test_what_it_does_not_take(
 ) -> None:
     """Before any work; nothing is left, and nothing that is there changes."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("weft.cli.tune.why_not_here", lambda: "")
+    Path("lab.yaml").write_text(CLUSTER)
     Path("pools.yaml").write_text("pools: [{chip: H100-SXM5-80GB, chips_per_node: 8}]\n")
     Path("taken").mkdir()
     Path("taken/notes.txt").write_text("mine")

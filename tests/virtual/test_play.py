@@ -405,6 +405,8 @@ def test_more_chips_than_processes_make_sense(
             "--fault = ['at=1s kill rank=0']: expected nothing beside --virtual. Virtual chips",
         ),
         (["--", "weft", "train", "debug", "plan.shares=[1,1,1]"], "expected one share for each"),
+        (["--out", "x", "--", "true"], "--out = 'x': expected nothing beside --virtual, which"),
+        (["--grace", "3", "--", "true"], "--grace = 3.0: expected nothing beside --virtual."),
     ],
 )
 def test_what_cannot_be_predicted(
@@ -412,3 +414,26 @@ def test_what_cannot_be_predicted(
 ) -> None:
     assert run(["lab", "c.yaml", "--virtual", *words]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--gflops", "5", "--", "true"], "--gflops = 5.0: expected --virtual or --predict beside"),
+        (
+            ["--out", "a", "--", "weft", "train", "debug", "--out", "b"],
+            "--out = 'a': expected b, as the command has it, or nothing.",
+        ),
+    ],
+)
+def test_what_a_lab_does_not_take(
+    here: Path,
+    words: list[str],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("weft.cli.lab.why_not_here", lambda: "")
+    assert run(["lab", "c.yaml", *words]) == 2
+    assert says in capsys.readouterr().err
+    assert [path.name for path in here.iterdir()] == ["c.yaml"]

@@ -11,13 +11,15 @@ import typer
 
 from weft.cli.output import finish, out, print_json, print_table
 from weft.cli.resolved import resolved_here
-from weft.cli.target import Json, Overrides, Target, load
+from weft.cli.target import Json, Overrides, Target, file_to_write, load
 from weft.config.errors import ConfigError
 from weft.resolve.resolve import Resolved
 
 if TYPE_CHECKING:
     from weft.diagnose.verdict import Verdict
     from weft.diagnose.verify import Difference
+
+STEPS = 3
 
 
 def compare(
@@ -39,7 +41,7 @@ def compare(
     bisect: Annotated[
         bool, typer.Option("--bisect", help="Run both plans and find where they first part.")
     ] = False,
-    steps: Annotated[int, typer.Option(min=1, help="With --bisect: training steps.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="With --bisect: training steps.")] = STEPS,
     full: Annotated[
         bool,
         typer.Option(
@@ -59,11 +61,13 @@ def compare(
     if bisect:
         for key, value in (("--html", html), ("--noise", noise)):
             if value is not None:
-                raise ConfigError(key, str(value), "nothing beside --bisect")
+                said = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                raise ConfigError(key, said, "nothing beside --bisect")
         _bisect(a, b, steps=steps, full=full, json=json)
         return
-    if full or steps != 3:
-        raise ConfigError("--full" if full else "--steps", "", "--bisect beside it")
+    _refuse_without_bisect(full, steps)
+    if html is not None:
+        file_to_write("--html", html)
     from weft.report.compare_page import lines, page, tables, to_json
     from weft.report.compare_runs import compare_runs
 
@@ -77,6 +81,12 @@ def compare(
             print_table(table.headers, table.rows, title=table.caption, title_justify="left")
         out.print(*lines(found), sep="\n")
     finish(0 if found.ok else 1)
+
+
+def _refuse_without_bisect(full: bool, steps: int) -> None:
+    if full or steps != STEPS:
+        option, given = ("--full", True) if full else ("--steps", steps)
+        raise ConfigError(option, given, "--bisect beside it")
 
 
 def _bisect(a: str, b: str, *, steps: int, full: bool, json: bool) -> None:

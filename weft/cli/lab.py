@@ -25,6 +25,7 @@ from weft.platform.detect import detect_node
 from weft.virtual.predicted import GFLOPS
 
 CLEAN = "clean"
+GRACE_S = 10.0
 
 
 def lab(
@@ -53,7 +54,7 @@ def lab(
     ] = None,
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds that ranks may go on after one has failed.")
-    ] = 10.0,
+    ] = GRACE_S,
     virtual: Annotated[
         bool | None,
         typer.Option(
@@ -75,6 +76,7 @@ def lab(
     if cluster == CLEAN:
         _clean(command)
         return
+    _refuse_idle(virtual, out_dir, grace, gflops)
     described = read_cluster(Path(cluster))
     faults = tuple(parse_fault(text, described) for text in fault or ())
     if virtual is not None:
@@ -123,14 +125,28 @@ def _command(words: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _run_folder(given: Path | None, words: Sequence[str]) -> Path:
-    if given is not None:
-        return given
-    for word, after in pairwise([*words, ""]):
-        name, _, value = word.partition("=")
-        if name == "--out" and (value or after):
-            return Path(value or after)
-    hint = "The command has none: all ranks of a job write to one folder."
-    raise ConfigError("--out", None, "a run folder, for logs and lab.json", hint)
+    """The command's, if it says one; faults wait for the steps that are written there."""
+    pairs = ((*word.partition("=")[::2], after) for word, after in pairwise([*words, ""]))
+    said = (value or after for name, value, after in pairs if name == "--out")
+    own = next((Path(folder) for folder in said if folder), None)
+    if own is None and given is None:
+        hint = "The command has none: all ranks of a job write to one folder."
+        raise ConfigError("--out", None, "a run folder, for logs and lab.json", hint)
+    if own and given and own.absolute() != given.absolute():
+        raise ConfigError("--out", str(given), f"{own}, as the command has it, or nothing")
+    return own or given or Path()
+
+
+def _refuse_idle(virtual: bool | None, out_dir: Path | None, grace: float, gflops: float) -> None:
+    """What only the other kind of lab has."""
+    if virtual is None and gflops != GFLOPS:
+        hint = "Chips of a lab are parts of this machine's cores."
+        raise ConfigError("--gflops", gflops, "--virtual or --predict beside it", hint)
+    option = "--predict" if virtual is False else "--virtual"
+    if virtual is not None and out_dir is not None:
+        raise ConfigError("--out", str(out_dir), f"nothing beside {option}, which keeps no run")
+    if virtual is not None and grace != GRACE_S:
+        raise ConfigError("--grace", grace, f"nothing beside {option}")
 
 
 def _tell_start(cluster: ClusterFile) -> None:

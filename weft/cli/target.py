@@ -99,11 +99,22 @@ def file_to_write(option: str, path: Path) -> Path:
         raise ConfigError(option, str(path), "a file in a folder that exists")
     if path.exists() and not path.is_file():
         raise ConfigError(option, str(path), "a file to write", "What is there is none.")
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    folder_to_write(option, path.absolute().parent, path, "a file in a folder that can be written")
+    return path
+
+
+def folder_to_write(
+    option: str, folder: Path, value: Path | None = None, expected: str = "a folder to write to"
+) -> None:
+    """Likewise of a folder, which is made where there is none; ``value``: what was asked for.
+
+    Raises:
+        ConfigError: nobody may write there.
+    """
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = folder / f".{os.getpid()}.tmp"
         beside.touch()
         beside.unlink()
     except OSError as error:
-        expected = "a file in a folder that can be written"
-        raise ConfigError(option, str(path), expected, f"{error.strerror}.") from None
-    return path
+        raise ConfigError(option, str(value or folder), expected, f"{error.strerror}.") from None

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from weft.cli.output import err, out, print_json
-from weft.cli.target import Json
+from weft.cli.profiling import PROFILES
+from weft.cli.target import Json, folder_to_write
 from weft.cluster.cluster import HOST
 from weft.cluster.topology import (
     TOLERANCE,
@@ -17,6 +18,7 @@ from weft.cluster.topology import (
     levels,
     lopsided,
     nodes_of,
+    saved_links,
     topology_folder,
 )
 from weft.comm.address import RankAddress
@@ -58,6 +60,9 @@ def topology(
     if address is None:
         many = ranks or max(2, len(node.chips) or node.cores)
         _refuse_too_many("--ranks", many)
+        folder_to_write(PROFILES, folder)
+        if not fresh:
+            saved_links(folder, [node.host])  # which refuses a damaged file
         links = links_here(many, device, folder, fresh=fresh)
     else:
         if ranks is not None:

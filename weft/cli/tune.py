@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from shlex import join
 from typing import Annotated
 
 import typer
 
 from weft.cli.output import COLUMNS, err, out, print_json, print_table
 from weft.cli.plan.forecasts import load_for_cluster
-from weft.cli.profiling import measure_profile
-from weft.cli.target import Json, Overrides, Target, load, named
+from weft.cli.profiling import PROFILES, measure_profile
+from weft.cli.target import Json, Overrides, Target, folder_to_write, load, named
 from weft.cluster.cluster import HOST, Cluster
 from weft.cluster.cluster_file import ClusterFile, read_file
 from weft.config.errors import ConfigError
@@ -92,6 +93,7 @@ def tune(target: Target = "demo", overrides: Overrides = None, *, options: TuneO
     loaded, machine = _loaded(target, overrides or []), detect()
     refuse_without_effect(loaded)
     lab = None if options.cluster is None else _lab(options.cluster)
+    _refuse_early(loaded, options)
     job = job_of(loaded, recipe, pairs, lab, machine)
     if lab is not None:
         refuse_too_much(lab, machine.nodes[0])
@@ -114,8 +116,17 @@ def tune(target: Target = "demo", overrides: Overrides = None, *, options: TuneO
     if options.json:
         print_json({"out": str(folder), **as_json(result)})
     else:
-        words = " ".join(_command(job, options, folder))
-        out.print(f"train with it: {words}")
+        out.print(f"train with it: {join(_command(job, options, folder))}")
+
+
+def _refuse_early(loaded: Loaded, options: TuneOptions) -> None:
+    """What would be seen after minutes."""
+    if options.cluster and options.then_run and loaded.config.recovery.alarm == "replan":
+        expected = "off or warn with --cluster and --then-run"
+        hint = "A run in a lab cannot change its plan; one of `weft train` itself can."
+        raise loaded.place(ConfigError("recovery.alarm", "replan", expected, hint))
+    if options.profile:
+        folder_to_write(PROFILES, profiles_folder())
 
 
 def _loaded(target: str, overrides: Sequence[str]) -> Loaded:

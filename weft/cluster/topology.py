@@ -174,7 +174,12 @@ def saved_links(folder: Path, hosts: Iterable[str]) -> Links | None:
         data = json.loads(path.read_text("utf-8"))
         if data.pop("version") != VERSION:
             return None
-        return TypeAdapter(Links).validate_python(data)
+        links = TypeAdapter(Links).validate_python(data)
+        many = len(links.hosts)
+        rows = (*links.latency_s, *links.bytes_s)
+        if [len(row) for row in rows] != [many] * (2 * many):
+            raise ValueError(f"{many} ranks, and rows of other lengths")
+        return links
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         hint = "Measure again with `weft chips topology --fresh`."
         raise ConfigError("topology", str(path), "a file of measured links", hint) from error

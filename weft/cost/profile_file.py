@@ -57,11 +57,13 @@ def load_profile(path: Path) -> Profile:
     Raises:
         ConfigError: it cannot be read, or is not a profile; with the first wrong value.
     """
-    hint = "Measure it again with `weft chips profile`."
+    hint = "Delete it, and measure again with `weft chips profile`."
     try:
         text = path.read_text("utf-8")
     except OSError as error:
         raise ConfigError("profile", str(path), "a readable file", f"{error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("profile", str(path), "JSON", hint) from error
     try:
         data = json.loads(text)
     except ValueError as error:

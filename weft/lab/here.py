@@ -100,10 +100,12 @@ class Here:
 
     @staticmethod
     def _signal(rank: RankProcess, number: signal.Signals) -> None:
-        """To a rank and what it started: it leads a session of its own."""
+        """To a rank and what it started: it leads a session of its own. It alone is stopped: it
+        ends with us, and nobody would wake the others."""
         if rank.code is None:
+            send = os.kill if number == signal.SIGSTOP else os.killpg
             with suppress(ProcessLookupError):
-                os.killpg(rank.process.pid, number)
+                send(rank.process.pid, number)
 
 
 def _free_port() -> int:

@@ -75,7 +75,8 @@ class Job:
     @property
     def asked(self) -> Mapping[str, Any]:
         """By dotted key: what decides which plan is fastest, as JSON has it."""
-        values = {k: v for k, v in flat(self.config) if not f"{k}.".startswith(_FREE)}
+        said = self.config.model_copy(update={"tune": self.config.tune or TuneConfig()})
+        values = {k: v for k, v in flat(said) if not f"{k}.".startswith(_FREE)}
         lab = None if self.lab is None else self.lab.model_dump(mode="json")
         (node,) = self.machine.nodes
         machine = {"cpu": node.cpu, "cores": node.cores, "chips": [c.name for c in node.chips]}
@@ -120,6 +121,10 @@ def job_of(
     """
     try:
         _refuse_twice(loaded)
+        device = loaded.config.compute.device
+        if lab is not None and device not in ("auto", HOST):
+            hint = "A chip of a lab is a part of a core."
+            raise ConfigError("compute.device", device, f"auto or {HOST} in a lab", hint)
         for mode in {*((loaded.config.tune or TuneConfig()).recompute or ())} - {"auto"}:
             check_for_any("tune.recompute", mode)
         resolved = _given(loaded, lab, machine) if says_a_plan(loaded) else None

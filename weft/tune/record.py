@@ -16,6 +16,7 @@ from weft.tune.tuner import Outcome
 FILE = "trials.jsonl"
 """In the folder: a line for what is tuned, one for each plan, and one for each trial."""
 VERSION = 2
+LINES = "lines of JSON, as `weft tune` writes them"
 
 
 @dataclass
@@ -54,9 +55,13 @@ class Record:
         if first.get("kind") != "job" or first.get("version") != VERSION:
             expected = "a folder whose trials.jsonl this version can read"
             raise ConfigError("--out", str(folder), expected, "Use another --out.")
-        _refuse_other_job(folder, first["asked"], asked)
-        for line in lines[1:]:
-            record._take(line)
+        _refuse_other_job(folder, dict(first.get("asked") or {}), asked)
+        for number, line in enumerate(lines[1:], start=2):
+            try:
+                record._take(line)
+            except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+                where = f"{file}:{number}"
+                raise ConfigError("--out", where, LINES, "Use another --out.") from error
         return record
 
     def _take(self, line: Mapping[str, Any]) -> None:
@@ -66,6 +71,7 @@ class Record:
                 self.times = line["times"]
             case "trial":
                 self.outcomes.append(_outcome(line["outcome"]))
+                self.final = []  # of those before
             case "final":
                 self.final = [_outcome(each) for each in line["outcomes"]]
         self.used_s = max(self.used_s, line.get("used_s", 0.0))
@@ -88,6 +94,7 @@ class Record:
     def add(self, outcome: Outcome, used_s: float) -> None:
         """A trial is done."""
         self.outcomes.append(outcome)
+        self.final = []
         self._write({"kind": "trial", "used_s": used_s, "outcome": asdict(outcome)})
 
     def add_final(self, outcomes: Sequence[Outcome], used_s: float) -> None:
@@ -108,12 +115,14 @@ def _whole_lines(file: Path) -> list[dict[str, Any]]:
     """Without one that a kill cut off."""
     if not file.exists():
         return []
-    *lines, _ = file.read_text(encoding="utf-8").split("\n")
     try:
-        return [json.loads(line) for line in lines]
+        *lines, _ = file.read_text(encoding="utf-8").split("\n")
+        found = [json.loads(line) for line in lines]
     except ValueError as error:
-        expected = "lines of JSON, as `weft tune` writes them"
-        raise ConfigError("--out", str(file), expected, "Use another --out.") from error
+        raise ConfigError("--out", str(file), LINES, "Use another --out.") from error
+    if not all(isinstance(line, dict) for line in found):
+        raise ConfigError("--out", str(file), LINES, "Use another --out.")
+    return found
 
 
 def _outcome(data: Mapping[str, Any]) -> Outcome:

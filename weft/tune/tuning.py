@@ -100,7 +100,9 @@ class Tuning:
         )
         todo = tuner.next(time_left_s=self._left_s)
         if todo.candidate is None and record.final:
-            return self._result(tuner, todo.why)
+            result = self._result(tuner, todo.why)
+            self._show(result)
+            return result
         with Trials(self._job.setting(self._new_folder()), self._say) as trials:
             while todo.candidate is not None:
                 self._try(trials, tuner, todo.candidate, todo.why)
