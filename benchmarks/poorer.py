@@ -195,9 +195,8 @@ def looked_at(seed: int, most_nodes: int, each: int) -> Row:
 def look(seeds: Sequence[int], most_nodes: int, each: int, journal: Path | None) -> Iterator[Row]:
     """At these clusters, and say how far it is; what a journal holds is taken from it."""
     text = journal.read_text("utf-8") if journal and journal.exists() else ""
-    known = {
-        (row["seed"], row["nodes"], row["each"]): row for row in map(json.loads, text.splitlines())
-    }
+    rows = map(json.loads, text.splitlines())
+    known = {(row["seed"], row["nodes"], row.get("each", MOST)): row for row in rows}
     worse = 0
     for number, seed in enumerate(seeds, start=1):
         row = known.get((seed, most_nodes, each))

@@ -133,7 +133,7 @@ def test_a_device_without_units_for_eight_bits(monkeypatch: pytest.MonkeyPatch) 
         step()
     assert str(caught.value) == (
         "precision = 'fp8': expected a precision that A100-SXM4-80GB has units for (bf16, fp16, "
-        "tf32, fp32). Take bf16; emulate_fp8=True rounds as fp8 does and multiplies as bf16, "
+        "fp32). Take bf16; emulate_fp8=True rounds as fp8 does and multiplies as bf16, "
         "slower than bf16."
     )
     assert step(emulate_fp8=True) == usual

@@ -26,6 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text(HOSTS)
     os.mkfifo("pipe")
+    Path("nowhere").symlink_to("no/such.json")
     return tmp_path
 
 
@@ -53,6 +54,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "a file of its own to write. --why names",
         ),
         (["--out", "/proc/x.json"], "/proc/x.json: expected a file in a folder that can be writ"),
+        (["--out", "nowhere"], "--out = nowhere: expected a file in a folder that exists."),
         (["--out", "pipe"], "--out = pipe: expected a file to write. What is there is none."),
         (["--cheapest", "--within", "nan"], "--within = nan: expected seconds, more than 0"),
         (["--goodput", "--restart", "inf"], "--restart = inf: expected seconds, more than 0"),
@@ -87,7 +89,7 @@ def test_refused_before_a_search(
     before = Path("mine.yaml").read_text()
     assert run([*BOX[:-1], "mine.yaml", *words]) == 2
     assert problem in capsys.readouterr().err.replace("'", "")
-    assert {file.name for file in Path().iterdir()} == {"mine.yaml", "pipe"}
+    assert {file.name for file in Path().iterdir()} == {"mine.yaml", "pipe", "nowhere"}
     assert Path("pipe").is_fifo()
     assert Path("mine.yaml").read_text() == before
 

@@ -62,6 +62,8 @@ def test_splits_take_as_long_together_as_each_by_itself() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_hold_what_the_plan_holds(kind: str) -> None:
+    """Or more where a step has one microbatch: searches count all gradients beside what is kept."""
+    several = 0
     for each in draws(kind):
         workload = each.costs.workload
         plan = plan_of([each.line], each.costs.problem)
@@ -69,7 +71,12 @@ def test_ranks_hold_what_the_plan_holds(kind: str) -> None:
         for mesh, stages in enumerate(plan.pipelines[0].positions()):
             rank = plan.pipelines[0].stages[stages[0]].mesh.ranks[0]
             counted = each.route.bytes(mesh, each.line.layers[mesh])
+            if plan.pipelines[0].num_microbatches == 1:
+                assert counted >= memory[rank].total * (1 - ROUNDING)
+                continue
+            several += 1
             assert counted == pytest.approx(memory[rank].total, rel=ROUNDING)
+    assert several > 50, several
 
 
 @pytest.mark.parametrize("kind", KINDS)

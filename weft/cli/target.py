@@ -95,11 +95,12 @@ def file_to_write(option: str, path: Path) -> Path:
     """
     if path.is_dir():
         raise ConfigError(option, str(path), "a file to write", "This is a folder.")
-    if not path.absolute().parent.is_dir():
+    folder = path.resolve().parent  # of what a link names
+    if not folder.is_dir():
         raise ConfigError(option, str(path), "a file in a folder that exists")
     if path.exists() and not path.is_file():
         raise ConfigError(option, str(path), "a file to write", "What is there is none.")
-    folder_to_write(option, path.absolute().parent, path, "a file in a folder that can be written")
+    folder_to_write(option, folder, path, "a file in a folder that can be written")
     return path
 
 

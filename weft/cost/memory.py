@@ -502,13 +502,11 @@ class _Asked:
         if self.plan.pipelines[number].num_microbatches > 1 or len(stages) > 1:
             return whole
         choice, shape = self._choice(number, stages[0], rank), self.shape
-        state, work = choice.state, choice.work
-        is_apart = choice.keeps_grads_apart or choice.brings_params or choice.brings_experts
-        in_buckets = choice.num_holders > 1 or state.grad != state.weight
-        if is_apart or in_buckets or choice.passes > 1 or choice.part is not None:
+        work = choice.work
+        if choice.passes > 1 or _in_buckets(choice):
             return whole
         comes_last = work.embeds and not (shape.tied and work.predicts)
-        tables = state.grad * shape.table_params / work.share("vocab") * comes_last
+        tables = choice.state.grad * shape.table_params / work.share("vocab") * comes_last
         working = stage_working(shape, work._replace(predicts=0.0))
         end = replace(whole, activations=0.0, logits=0.0, working=0.0)
         last_layer = replace(
@@ -531,6 +529,13 @@ class _Asked:
             rank=rank,
             part=self.unlike.get(place, {}).get(rank),
         )
+
+
+def _in_buckets(choice: StageChoice) -> bool:
+    """Gradients do not stay where autograd makes them."""
+    is_apart = choice.keeps_grads_apart or choice.brings_params or choice.brings_experts
+    is_shared = choice.num_holders > 1 or choice.zero > 0 or choice.part is not None
+    return is_apart or is_shared or choice.state.grad != choice.state.weight
 
 
 def fullest(stage: StagePlan, memory: Mapping[int, Memory], room: Callable[[int], float]) -> int:
