@@ -12,8 +12,6 @@ from weft.cost.profile import Part, Profile
 from weft.lab.tools import why_not_here
 from weft.platform.busy import busy_cores
 
-PROFILES = "WEFT_PROFILES"
-"""Says where profiles are kept."""
 WATCHED_S = 0.5
 BUSY = 0.2
 """Cores that may work for others and hardly be seen in what is measured."""

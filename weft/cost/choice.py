@@ -226,7 +226,7 @@ def dtype_of(precision: Precision) -> Dtype:
         return "fp8"
     if width_of(precision) != 2:
         return "fp32"
-    return "fp16" if precision == "fp16" else "bf16"
+    return "fp16" if PRECISIONS[precision].compute.stored_as == "float16" else "bf16"
 
 
 def gathers_keys(device: str) -> bool:
