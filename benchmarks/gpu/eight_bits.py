@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -144,7 +145,8 @@ def layer_seconds(here: Here, side: int, *, by_tensor_cores: bool) -> dict[str, 
         layers["torchao's float8"] = by_torchao(nn.Sequential(_linear(here, side)))
     found = {}
     for name, layer in layers.items():
-        run = layer if here.is_host else torch.compile(layer)
+        torch.compiler.reset()  # what was compiled for other sizes
+        run = layer if here.is_host else torch.compile(layer, dynamic=False)
         found[name] = seconds_of(here, partial(_both_ways, here, run, side))
     return found
 
@@ -228,6 +230,7 @@ def steps(here: Here, found: Found) -> None:
         medians[who] = statistics.median(taken)
         found.measures(f"{who}, tokens/s", work.samples * work.seq_len / medians[who])
         del step
+        gc.collect()  # hooks of parameters lead back to their model
     first, *others = (who for who in makers if who.startswith("Weft"))
     for who in others:
         gap = max(abs(a / b - 1) for a, b in zip(losses[who], losses[first], strict=True))

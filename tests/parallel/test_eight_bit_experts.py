@@ -161,6 +161,20 @@ def test_compiled_code_talks_each_time() -> None:
         assert all(map(torch.equal, (y, leaf.grad, module.weight.grad), plain))
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_code_takes_other_numbers_of_rows() -> None:
+    """PyTorch 2.11 could not compile them for any number."""
+    plain = layer("blockwise", torch.bfloat16)
+    module = ScaledExpert(plain, Factors(Products(scaling="blockwise")))  # type: ignore[arg-type]
+    compiled = torch.compile(module, dynamic=True)
+    for rows in (19, 23, 31):
+        ends = torch.tensor([5, 5, 12, rows], dtype=torch.int32)
+        x, g = torch.randn(rows, 48).bfloat16(), torch.randn(rows, 32).bfloat16()
+        known = grads(module, x, g, ends)
+        for ours, theirs in zip(grads(compiled, x, g, ends), known, strict=True):  # type: ignore[arg-type]
+            assert (ours - theirs).float().norm() < 1e-2 * theirs.float().norm()
+
+
 def test_those_that_are_left_out_have_16_bits() -> None:
     eight = EightBits.__new__(EightBits)
     one, other = Expert(2, 4, 4), Expert(2, 4, 4)

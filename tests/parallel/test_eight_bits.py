@@ -282,3 +282,15 @@ def test_compiled_code_talks_each_time() -> None:
         found = grads(compiled, x, g)  # type: ignore[arg-type]
         assert comm.calls == 3 * times
         assert all(map(torch.equal, found, plain))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("scaling", ["tensorwise", "blockwise"])
+def test_compiled_code_takes_samples_of_other_lengths(scaling: Scaling) -> None:
+    """PyTorch 2.11 could not compile them for any length."""
+    module = layer(scaling, torch.bfloat16, by_tensor_cores=scaling == "tensorwise")
+    compiled = torch.compile(module, backend="eager", dynamic=True)
+    for tokens in (16, 32, 48):
+        x, g = torch.randn(1, tokens, 48).bfloat16(), torch.randn(1, tokens, 32).bfloat16()
+        known = grads(module, x, g)
+        assert all(map(torch.equal, grads(compiled, x, g), known))  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.nn.experts.feed_forward import Expert
 from weft.nn.experts.grouped import grouped_product, grouped_weight_grad
-from weft.parallel.fp8.linear import Factors
+from weft.parallel.fp8.linear import NEEDS_NUMBERS, Factors
 from weft.parallel.fp8.rounding import Scaled, can_multiply, grouped_by_tensor_cores
 
 
@@ -32,7 +32,8 @@ class ScaledExpert(nn.Module):
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
         """As ``grouped_product``."""
         multiply = GroupedMultiply.apply
-        if self._factors.is_opaque and torch.compiler.is_compiling():
+        is_opaque = self._factors.is_opaque or NEEDS_NUMBERS  # never twice as many rows
+        if is_opaque and torch.compiler.is_compiling():
             from weft.parallel.fp8.uncompiled import multiply_grouped as multiply
         made: Tensor = multiply(x, self.weight, ends, self._factors)  # type: ignore[no-untyped-call]
         return made

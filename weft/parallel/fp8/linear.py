@@ -29,6 +29,9 @@ from weft.parallel.pipeline.deferred import WeightWork, now_or_later
 from weft.parallel.runtime import AxisGroup
 from weft.precision.roles import Products
 
+NEEDS_NUMBERS = torch.__version__.startswith("2.11.")
+"""Its compiler ends at a Function in whose forward a size that may change turns out not to."""
+
 TOKENS, FEATURES = 1, 2
 """Dimensions of ``x`` and ``g``."""
 
@@ -146,8 +149,11 @@ class ScaledLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[samples, .., d_in]`` to ``[samples, .., d_out]``."""
         multiply = Multiply.apply
-        if self._factors.is_opaque and torch.compiler.is_compiling():
-            from weft.parallel.fp8.uncompiled import multiply
+        if torch.compiler.is_compiling():
+            if self._factors.is_opaque:
+                from weft.parallel.fp8.uncompiled import multiply
+            elif NEEDS_NUMBERS:
+                _ = [range(size) for size in x.shape]  # compiled for these sizes alone
         made: Tensor = multiply(x, self.weight, self.bias, self._factors, self._work)  # type: ignore[no-untyped-call]
         return made
 
