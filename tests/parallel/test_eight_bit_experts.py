@@ -143,7 +143,7 @@ def test_pytorchs_own_product(scaling: Scaling, monkeypatch: pytest.MonkeyPatch)
         assert (ours - theirs).float().norm() < 1e-2 * theirs.float().norm()
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore")
 def test_compiled_code_talks_each_time() -> None:
     comm = Alone()
     groups = (AxisGroup(comm, (0, 1)),)  # type: ignore[arg-type]

@@ -1,7 +1,11 @@
 """Numbers in eight bits: what they are rounded to, and linear layers that multiply them."""
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from math import isnan
 from typing import get_args
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ from torch import Tensor, nn
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.parallel.fp8.apply import EightBits
+from weft.parallel.fp8.fused import contiguous
 from weft.parallel.fp8.history import STREAM, Histories
 from weft.parallel.fp8.linear import FEATURES, Factors, ScaledLinear
 from weft.parallel.fp8.rounding import Scaled, Spans, product, scale_for, scaled
@@ -167,7 +172,7 @@ def test_scales_of_earlier_steps() -> None:
     def rounded(value: float, margin: int = 0) -> Scaled:
         histories.margin = margin
         x, spans = torch.full((1, 2, 2), value), Spans(whole=(1, 2))
-        return history.scaled(STREAM, x, E4M3, spans, combine=None)
+        return history.scaled(STREAM, x, E4M3, spans, combine=None, fused=False)
 
     def step(*samples: float) -> list[tuple[float, float]]:
         found: list[Scaled] = []
@@ -269,7 +274,7 @@ def test_sizes_that_tensor_cores_do_not_take() -> None:
     assert torch.equal(made, left.exact(torch.bfloat16) @ right.exact(torch.bfloat16).T)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore")
 def test_compiled_code_talks_each_time() -> None:
     comm = Alone()
     groups = (AxisGroup(comm, (0, 1)),)  # type: ignore[arg-type]
@@ -294,3 +299,59 @@ def test_compiled_code_takes_samples_of_other_lengths(scaling: Scaling) -> None:
         x, g = torch.randn(1, tokens, 48).bfloat16(), torch.randn(1, tokens, 32).bfloat16()
         known = grads(module, x, g)
         assert all(map(torch.equal, grads(compiled, x, g), known))  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise", "delayed"])
+def test_compiled_passes_round_to_the_same_bits(scaling: Scaling) -> None:
+    """Of one sample and of several, of numbers that are none and that no scale was made for."""
+    histories = [Histories(["one"], 1, Comm()) for _ in range(2)]
+    plain, fused = (
+        layer(scaling, torch.bfloat16, history=each.of("one") if scaling == "delayed" else None)
+        for each in histories
+    )
+    fused._factors = replace(fused._factors, fused=True)
+    for samples in (1, 3, 2):
+        x, g = torch.randn(samples, 32, 48).bfloat16(), torch.randn(samples, 32, 32).bfloat16()
+        x[0, 0, 0] = 1e3 * samples if samples < 3 else math.inf
+        found = []
+        for module, each in zip((plain, fused), histories, strict=True):
+            each.observing(lambda _, of=module: found.append(grads(of, x, g)) or x)(None)  # noqa: B023
+        same = [
+            torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(*found, strict=True)
+        ]
+        assert all(same) and found[0][0].isnan().any() == (samples == 3)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_passes_turn_bytes() -> None:
+    x = torch.randn(40, 24).to(E4M3)
+    for values in (x, x.T, x[:, 3:9].T):
+        turned = contiguous(values)
+        assert turned.is_contiguous()
+        assert torch.equal(turned.view(torch.uint8), values.contiguous().view(torch.uint8))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_code_that_is_not_compiled_rounds_by_compiled_passes() -> None:
+    """A compiled block does not look into layers whose scales are of before: they do not take a
+    pass for each operation all the same."""
+    histories = Histories(["one"], 1, Comm())
+    module = layer("delayed", torch.bfloat16, history=histories.of("one"), by_tensor_cores=True)
+    asked: list[str] = []
+
+    def compiled(work: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        asked.append(work.__name__)
+        return work
+
+    x, g = torch.randn(1, 32, 48).bfloat16(), torch.randn(1, 32, 32).bfloat16()
+    with (
+        patch("weft.parallel.fp8.rounding.compiled", compiled),
+        patch("weft.parallel.fp8.fused.compiled", compiled),
+    ):
+        known = grads(module, x, g)
+        assert not asked
+        block = torch.compile(nn.Sequential(module, nn.Identity()), backend="eager")
+        assert all(map(torch.equal, grads(block, x, g), known))  # type: ignore[arg-type]
+    assert sorted(set(asked)) == ["_largest", "_times_within", "_turned"]
+    assert asked.count("_turned") == 3, "the weight, and both factors of its gradient"

@@ -9,6 +9,7 @@ product in eight.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,14 +29,17 @@ class ScaledExpert(nn.Module):
         super().__init__()
         self.weight = expert.weight
         self._factors = factors
+        self._opaque = replace(factors, fused=True)
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
         """As ``grouped_product``."""
-        multiply = GroupedMultiply.apply
-        is_opaque = self._factors.is_opaque or NEEDS_NUMBERS  # never twice as many rows
+        multiply, factors = GroupedMultiply.apply, self._factors
+        is_opaque = factors.is_opaque or NEEDS_NUMBERS  # never twice as many rows
         if is_opaque and torch.compiler.is_compiling():
             from weft.parallel.fp8.uncompiled import multiply_grouped as multiply
-        made: Tensor = multiply(x, self.weight, ends, self._factors)  # type: ignore[no-untyped-call]
+
+            factors = self._opaque
+        made: Tensor = multiply(x, self.weight, ends, factors)  # type: ignore[no-untyped-call]
         return made
 
 

@@ -46,6 +46,8 @@ class Histories:
         self._comm, self.margin = comm, margin
         self.expected = self._seen.clone()
         """By layer and what it multiplies: the largest of the steps that count, 0 for none."""
+        self._scales: dict[tuple[torch.dtype, int], Tensor] = {}
+        """For those, by dtype and margin."""
         self.num_lacking = length
         """Steps until there are as many as count."""
 
@@ -58,6 +60,13 @@ class Histories:
         if largest.numel():
             seen = self._seen[layer, kind]
             torch.maximum(seen, largest.amax().to(seen), out=seen)
+
+    def scales(self, dtype: torch.dtype) -> Tensor:
+        """By layer and what it multiplies, for the largest of the steps that count."""
+        asked = dtype, self.margin
+        if asked not in self._scales:
+            self._scales[asked] = scale_for(self.expected * 2.0**self.margin, dtype)
+        return self._scales[asked]
 
     def observing(self, passes: Callable[[M], Tensor]) -> Callable[[M], Tensor]:
         """The same passes, as one step; what was seen elsewhere, as in evaluations, is none."""
@@ -77,8 +86,12 @@ class Histories:
         self._comm.all_reduce(self._seen, name="fp8 scales", largest=True)
         newest = self._seen.masked_fill(~self._seen.isfinite(), 0.0)
         self._table = torch.cat((self._table[..., 1:], newest[..., None]), dim=-1)
-        self.expected = self._table.amax(-1).clamp(min=0)
+        self._expect()
         self.num_lacking = max(0, self.num_lacking - 1)
+
+    def _expect(self) -> None:
+        self.expected = self._table.amax(-1).clamp(min=0)
+        self._scales.clear()
 
     def kept(self) -> Iterator[tuple[str, Tensor]]:
         """What a checkpoint holds, ``[3, length]`` by name; on one rank of those that train
@@ -98,7 +111,7 @@ class Histories:
         for name, layer in self._places.items():
             found = torch.empty(self._table.shape[1:], dtype=torch.float32)
             self._table[layer] = found.to(self._table) if read(found, name) else _UNSEEN
-        self.expected = self._table.amax(-1).clamp(min=0)
+        self._expect()
         self.num_lacking = int((self._table[:, 0] < 0).sum(-1).max())
 
 
@@ -117,18 +130,19 @@ class History:
         spans: Spans,
         *,
         combine: Combine | None,
+        fused: bool,
     ) -> Scaled:
         """Round by the largest of earlier steps, times two to the power of the margin. As long as
         there are fewer than count, what was never anything but zero has the scale of the
         numbers themselves."""
-        largest = largest_of(x, spans)
+        largest = largest_of(x, spans, fused=fused)
         self.histories.see(self.layer, kind, largest)
-        expected = self.histories.expected[self.layer, kind].view((1,) * x.dim())
-        scale = scale_for(expected * 2.0**self.histories.margin, dtype)
+        scale = self.histories.scales(dtype)[self.layer, kind].view((1,) * x.dim())
         if self.histories.num_lacking:
             current = largest if combine is None else combine(largest)
+            expected = self.histories.expected[self.layer, kind]
             scale = torch.where(expected > 0, scale, scale_for(current, dtype))
-        return rounded(x, scale, dtype)
+        return rounded(x, scale, dtype, spans, fused=fused)
 
 
 def is_delayed(plan: Plan) -> bool:

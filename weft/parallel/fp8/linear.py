@@ -13,7 +13,7 @@ Sums are in the accumulator of the device, biases and results in the dtype of ``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -52,6 +52,8 @@ class Factors:
     history: History | None = None
     """Where scales are delayed."""
     by_tensor_cores: bool = False
+    fused: bool = False
+    """What is rounded is so by compiled passes."""
 
     @property
     def is_opaque(self) -> bool:
@@ -119,8 +121,8 @@ class Factors:
         asked = self.products
         dtype = vars(torch)[asked.gradients if kind == GRADIENT else asked.factors]
         if self.history is not None:
-            return self.history.scaled(kind, x, dtype, spans, combine=combine)
-        return scaled(x, dtype, spans, block=asked.block, combine=combine)
+            return self.history.scaled(kind, x, dtype, spans, combine=combine, fused=self.fused)
+        return scaled(x, dtype, spans, block=asked.block, combine=combine, fused=self.fused)
 
 
 def _of_all(groups: Sequence[AxisGroup], largest: Tensor) -> Tensor:
@@ -140,6 +142,7 @@ class ScaledLinear(nn.Module):
         self.weight = linear.weight
         self.bias = linear.bias
         self._factors = factors
+        self._opaque = replace(factors, fused=True)
         self._work: WeightWork | None = None
 
     def defer(self, work: WeightWork) -> None:
@@ -148,13 +151,15 @@ class ScaledLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[samples, .., d_in]`` to ``[samples, .., d_out]``."""
-        multiply = Multiply.apply
+        multiply, factors = Multiply.apply, self._factors
         if torch.compiler.is_compiling():
-            if self._factors.is_opaque:
+            if factors.is_opaque:
                 from weft.parallel.fp8.uncompiled import multiply
+
+                factors = self._opaque
             elif NEEDS_NUMBERS:
                 _ = [range(size) for size in x.shape]  # compiled for these sizes alone
-        made: Tensor = multiply(x, self.weight, self.bias, self._factors, self._work)  # type: ignore[no-untyped-call]
+        made: Tensor = multiply(x, self.weight, self.bias, factors, self._work)  # type: ignore[no-untyped-call]
         return made
 
 
@@ -177,6 +182,7 @@ class Multiply(torch.autograd.Function):
             factors.weight(weight, 1),
             x.dtype,
             by_tensor_cores=factors.by_tensor_cores,
+            fused=factors.fused,
         )
         ctx.factors, ctx.work, ctx.shape = factors, work, x.shape
         ctx.weight, ctx.bias = weight, bias
@@ -221,7 +227,9 @@ def _by_sample(x: Tensor) -> Tensor:
 def _input_grad(factors: Factors, grad: Scaled, weight: Tensor, dtype: torch.dtype) -> Tensor:
     turned = factors.weight(weight, 0)
     turned = Scaled(turned.values.T, turned.scale.T)
-    return product(grad, turned, dtype, by_tensor_cores=factors.by_tensor_cores)
+    return product(
+        grad, turned, dtype, by_tensor_cores=factors.by_tensor_cores, fused=factors.fused
+    )
 
 
 def _weight_grad(
@@ -244,6 +252,7 @@ def _weight_grad(
             Scaled(x.values[n].T, x.scale[n].T),
             dtype,
             by_tensor_cores=True,
+            fused=factors.fused,
         )
         for n in range(samples)
     )

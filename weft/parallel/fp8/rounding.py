@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from weft.parallel.fp8.fused import compiled, contiguous, in_three
+
 _BIAS, _MANTISSA = 127, 23
 """Of fp32: what is added to an exponent, and the bits after it."""
 
@@ -48,35 +50,65 @@ def scaled(
     *,
     block: int = 128,
     combine: Combine | None = None,
+    fused: bool = False,
 ) -> Scaled:
     """Round to eight bits, each part of ``spans`` with its own scale.
 
     Args:
         combine: Where other ranks hold some of what has one scale.
+        fused: By compiled passes, to the same bits; blocks are not.
     """
-    largest = largest_of(x, spans, block)
+    largest = largest_of(x, spans, block, fused=fused)
     if combine is not None:
         largest = combine(largest)
+    if fused and not spans.blocks and x.numel():
+        scale = compiled(scale_for)(largest.flatten(), dtype).view(largest.shape)
+        values = compiled(_times)(*_parts(x, scale, spans.whole), dtype)
+        return Scaled(values.view(x.shape), scale)
     scale = scale_for(largest, dtype)
     for dim in spans.blocks:
         scale = scale.repeat_interleave(block, dim).narrow(dim, 0, x.shape[dim])
-    return Scaled((x * scale.to(x.dtype)).to(dtype), scale)
+    return Scaled(_times(x, scale, dtype), scale)
 
 
-def largest_of(x: Tensor, spans: Spans, block: int = 128) -> Tensor:
+def largest_of(x: Tensor, spans: Spans, block: int = 128, *, fused: bool = False) -> Tensor:
     """The largest magnitude of each part."""
+    if fused and not spans.blocks and x.numel():
+        sizes = [1 if dim in spans.whole else size for dim, size in enumerate(x.shape)]
+        return compiled(_largest)(in_three(x, spans.whole)).view(sizes)
     largest = x.detach().abs()
     for dim in spans.blocks:
         largest = _largest_of_blocks(largest, dim, block)
     return largest.amax(spans.whole, keepdim=True) if spans.whole else largest
 
 
-def rounded(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Scaled:
-    """Round with a scale that may be of other numbers: what is too large becomes the largest that
+def rounded(
+    x: Tensor, scale: Tensor, dtype: torch.dtype, spans: Spans, *, fused: bool = False
+) -> Scaled:
+    """Round with scales that may be of other numbers: what is too large becomes the largest that
     there is, and what is not finite no number, so that the loss says so."""
+    if fused and x.numel():
+        parts = _parts(x, scale, spans.whole)
+        return Scaled(compiled(_times_within)(*parts, dtype).view(x.shape), scale)
+    return Scaled(_times_within(x, scale, dtype), scale)
+
+
+def _parts(x: Tensor, scale: Tensor, along: Sequence[int]) -> tuple[Tensor, Tensor]:
+    return in_three(x, along), in_three(scale, along)
+
+
+def _largest(x: Tensor) -> Tensor:
+    return x.abs().amax(1)
+
+
+def _times(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    return (x * scale.to(x.dtype)).to(dtype)
+
+
+def _times_within(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     most = torch.finfo(dtype).max
-    values = (x * scale.to(x.dtype)).clamp(-most, most).masked_fill(~x.isfinite(), math.nan)
-    return Scaled(values.to(dtype), scale)
+    values = (x * scale.to(x.dtype)).clamp(-most, most)
+    return values.masked_fill(~x.isfinite(), math.nan).to(dtype)
 
 
 def scale_for(largest: Tensor, dtype: torch.dtype) -> Tensor:
@@ -104,15 +136,22 @@ def _largest_of_blocks(x: Tensor, dim: int, block: int) -> Tensor:
     return padded.reshape(*before, padded.shape[dim] // block, block, *after).amax(dim + 1)
 
 
-def product(left: Scaled, right: Scaled, dtype: torch.dtype, *, by_tensor_cores: bool) -> Tensor:
+def product(
+    left: Scaled,
+    right: Scaled,
+    dtype: torch.dtype,
+    *,
+    by_tensor_cores: bool,
+    fused: bool = False,
+) -> Tensor:
     """``[.., k]`` times ``[n, k]`` transposed, of what was rounded to, in ``dtype``.
 
     ``by_tensor_cores``: by PyTorch's product of numbers in eight bits where it can be, which are
     results in bf16, sizes of whole 16 elements and scales that are the same along ``k``. The
-    numbers are the same but for the order of sums.
+    numbers are the same but for the order of sums. ``fused``: what is turned by compiled passes.
     """
     if by_tensor_cores and dtype == torch.bfloat16 and can_multiply(left, right):
-        return _by_tensor_cores(left, right, dtype)
+        return _by_tensor_cores(left, right, dtype, fused=fused)
     return left.exact(dtype) @ right.exact(dtype).T
 
 
@@ -123,8 +162,9 @@ def can_multiply(left: Scaled, right: Scaled) -> bool:
     return along and all(size % 16 == 0 for size in sizes) and left.values.numel() > 0
 
 
-def _by_tensor_cores(left: Scaled, right: Scaled, dtype: torch.dtype) -> Tensor:
+def _by_tensor_cores(left: Scaled, right: Scaled, dtype: torch.dtype, *, fused: bool) -> Tensor:
     """It gives the product itself, a tensor, not a tuple."""
+    ordered = contiguous if fused else Tensor.contiguous
     *outside, k = left.values.shape
     rows = left.values.reshape(-1, k)
     scales = left.scale.reciprocal(), right.scale.reciprocal()
@@ -135,8 +175,8 @@ def _by_tensor_cores(left: Scaled, right: Scaled, dtype: torch.dtype) -> Tensor:
         )
     else:
         scales = scales[0].reshape(()), scales[1].reshape(())
-    columns = right.values.contiguous().T
-    made: Tensor = torch._scaled_mm(rows.contiguous(), columns, *scales, out_dtype=dtype)
+    columns = ordered(right.values).T
+    made: Tensor = torch._scaled_mm(ordered(rows), columns, *scales, out_dtype=dtype)
     return made.reshape(*outside, len(right.values))
 
 
