@@ -116,6 +116,29 @@ def test_fp16_takes_what_bf16_was_measured_at_where_it_was_not_measured_itself()
         assert took == pytest.approx(seconds, rel=1e-3)
 
 
+def test_eight_bits_take_what_16_do_but_for_linear_layers_and_for_rounding() -> None:
+    """A profile of a card has fp32 and bf16: fp8 was forecast at the mean of both, three times as
+    long as bf16 where it takes less."""
+    sixteen, eight = (
+        Product(dtype, 64, 128, 256, each, each, each)
+        for dtype, each in (("bf16", 1e-4), ("fp8", 1e-5))
+    )
+    without = replace(PROFILE, products=(*PROFILE.products, sixteen))
+    measured = replace(without, products=(*without.products, eight))
+    moved = {
+        "forward": 5 * (64 * 256 + 128 * 256),
+        "input_grad": 5 * (64 * 128 + 128 * 256) + 2 * 128 * 256,
+        "weight_grad": 2 * (64 * 256 + 64 * 128),
+    }
+    for profile, seconds in ((without, 1e-4), (measured, 1e-5)):
+        for phase, num_bytes in moved.items():
+            took = profile.seconds(Op("up", "matmul", 64, 128, 256), phase, "fp8")
+            assert took == pytest.approx(seconds + num_bytes / 1e10, rel=1e-3)
+        for op in (Op("head", "matmul", 64, 128, 256), Op("scan", "batched", 64, 128, 256)):
+            assert profile.seconds(op, "forward", "fp8") == profile.seconds(op, "forward", "bf16")
+    assert measured.peak_flops("fp8") == pytest.approx(2 * 64 * 128 * 256 / 1e-5)
+
+
 @pytest.mark.parametrize(
     ("seq", "width", "phase", "each"),
     [

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.cluster.cluster import catalogue
+from weft.cost.operators import PHASES
 from weft.cost.profile import AttentionTime, LinkTime, Machine, MovingTime, Product, Profile
 from weft.cost.profile_file import from_data, to_json
 from weft.elastic import chip_profile, measure
@@ -300,6 +301,34 @@ def test_updates_and_sums_are_measured_as_a_step_has_them(dtype: torch.dtype) ->
         measure.accumulate_bytes_s(watch, 4096, dtype),
     ):
         assert 0 < rate < 1e15
+
+
+def test_products_in_eight_bits_are_those_of_tensor_cores(monkeypatch: Any) -> None:
+    """Of every shape the three, with nothing left to round or to turn."""
+    watch = measure.Stopwatch(platform_named("cpu"), torch.device("cpu"), 1e-4)
+    extent = replace(measure.QUICK, rows=(16, 32), weights=((48, 64),))
+    asked: list[Any] = []
+
+    def multiply(left: Tensor, right: Tensor, *scales: Tensor, out_dtype: torch.dtype) -> Tensor:
+        assert left.is_contiguous() and right.T.is_contiguous()
+        assert [each.numel() for each in scales] == [1, 1]
+        asked.append((*left.shape, right.shape[1], left.dtype, right.dtype))
+        return left.to(out_dtype) @ right.to(out_dtype)
+
+    monkeypatch.setattr(torch, "_scaled_mm", multiply)
+    found = list(measure.eight_bit_products(watch, extent))
+    assert [point[:4] for point in found] == [("fp8", 16, 48, 64), ("fp8", 32, 48, 64)]
+    assert all(0 < point.of(phase) < 1 for point in found for phase in PHASES)
+    factors, gradients = torch.float8_e4m3fn, torch.float8_e5m2
+    assert set(asked) == {
+        each
+        for m in (16, 32)
+        for each in (
+            (m, 64, 48, factors, factors),
+            (m, 48, 64, gradients, factors),
+            (48, m, 64, gradients, factors),
+        )
+    }
 
 
 def test_what_a_device_has_no_room_for_is_left_out() -> None:

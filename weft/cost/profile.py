@@ -297,8 +297,26 @@ def _seconds(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
 def _product(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
     """FLOPs at the best rate, times what near shapes took longer than that.
 
-    Sides beyond all that was measured count as the last that was.
+    Sides beyond all that was measured count as the last that was. In eight bits are linear layers
+    but for the head, and the rounding comes on top.
     """
+    if dtype == "fp8":
+        if op.kind == "matmul" and op.name != "head":
+            return _multiplied(profile, op, phase, dtype) + _rounding(profile, op, phase)
+        dtype = "bf16"
+    return _multiplied(profile, op, phase, dtype)
+
+
+def _rounding(profile: Profile, op: Op, phase: Phase) -> float:
+    """Of ``weft/parallel/fp8/linear.py``: what is new in a phase is read twice in 16 bits and
+    written in eight; what is multiplied along another side is turned."""
+    x, w, g = op.m * op.k, op.n * op.k, op.m * op.n
+    rounded = {"forward": x + w, "input_grad": g + w, "weight_grad": 0.0}[phase]
+    turned = {"forward": 0.0, "input_grad": w, "weight_grad": x + g}[phase]
+    return (5 * rounded + 2 * turned) * op.repeat / profile.memory_bytes_s
+
+
+def _multiplied(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
     points = _in_dtype(profile.products, dtype)
     best = max(point.flops / point.forward for point in points)
     ranges = zip(
@@ -318,8 +336,8 @@ def _product(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
 
 
 def _in_dtype(points: Sequence[Timed], dtype: Dtype) -> list[Timed]:
-    """What was measured in it; of fp16 where nothing was, that of bf16; else all."""
-    asked = (dtype, "bf16") if dtype == "fp16" else (dtype,)
+    """What was measured in it; of fp16 and fp8 where nothing was, that of bf16; else all."""
+    asked = (dtype, "bf16") if dtype in ("fp16", "fp8") else (dtype,)
     found = ([point for point in points if point.dtype == each] for each in asked)
     return next(filter(None, found), list(points))
 

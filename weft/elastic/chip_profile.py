@@ -226,8 +226,11 @@ def measure_alone(
     # A processor's casts are measured by real steps.
     narrow = measure.TORCH_DTYPE["fp32" if device == "cpu" else dtypes[-1]]
     watch = measure.Stopwatch(platform, platform.device(address.local_rank), extent.least_s)
+    products = [p for dtype in dtypes for p in measure.products(watch, dtype, extent)]
+    if platform.multiplies_fp8():
+        products += measure.eight_bit_products(watch, extent)
     return {
-        "products": tuple(p for dtype in dtypes for p in measure.products(watch, dtype, extent)),
+        "products": tuple(products),
         "attention": tuple(p for dtype in dtypes for p in measure.attention(watch, dtype, extent)),
         "moving": tuple(p for dtype in dtypes for p in measure.moving(watch, dtype, extent)),
         "heads": tuple(

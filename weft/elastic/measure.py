@@ -27,6 +27,8 @@ from weft.nn.causal_attention import causal_attention
 from weft.nn.losses import linear_cross_entropy
 from weft.nn.norm import RMSNorm
 from weft.nn.rope import Rotation, rotate, rotation
+from weft.parallel.fp8.rounding import Scaled, Spans, scaled
+from weft.parallel.fp8.rounding import product as multiply
 from weft.platform.base import Platform
 
 T = TypeVar("T")
@@ -208,8 +210,7 @@ class Stopwatch:
 
     def ring(self, *shape: int, dtype: torch.dtype = torch.float32) -> Ring:
         """Alike tensors to take turns with."""
-        one = self.tensor(*shape, dtype=dtype)
-        return Ring([one, *(one.clone() for _ in range(_turns(one.nbytes) - 1))])
+        return Ring.of(self.tensor(*shape, dtype=dtype))
 
     def both_ways(self, call: Callable[[int], Tensor], *inputs: Ring) -> tuple[float, float]:
         """Forward, and the gradients of ``inputs``."""
@@ -234,6 +235,11 @@ class Ring:
 
     all: list[Tensor]
 
+    @staticmethod
+    def of(one: Tensor) -> Ring:
+        """It, and copies."""
+        return Ring([one, *(one.clone() for _ in range(_turns(one.nbytes) - 1))])
+
     def __getitem__(self, number: int) -> Tensor:
         return self.all[number % len(self.all)]
 
@@ -254,6 +260,34 @@ def products(watch: Stopwatch, dtype: Dtype, extent: Extent) -> Iterator[Product
         w = watch.ring(n, k, dtype=TORCH_DTYPE[dtype])
         for m in extent.rows:
             yield from as_fits(partial(_product, watch, dtype, w, m))
+
+
+def eight_bit_products(watch: Stopwatch, extent: Extent) -> Iterator[Product]:
+    """Likewise of what was rounded and turned before."""
+    for (n, k), m in product(extent.weights, extent.rows):
+        yield from as_fits(partial(_eight_bit_product, watch, m, n, k))
+
+
+def _eight_bit_product(watch: Stopwatch, m: int, n: int, k: int) -> Product:
+    def seconds(rows: int, columns: int, along: int, of: torch.dtype) -> float:
+        left = _rounded(watch, rows, along, of)
+        right = _rounded(watch, columns, along, torch.float8_e4m3fn)
+        return watch.seconds(
+            lambda i: multiply(left(i), right(i), torch.bfloat16, by_tensor_cores=True),
+            num_bytes=2 * rows * columns,
+        )
+
+    factors, gradients = torch.float8_e4m3fn, torch.float8_e5m2
+    forward, input_grad = seconds(m, n, k, factors), seconds(m, k, n, gradients)
+    return Product("fp8", m, n, k, forward, input_grad, seconds(n, k, m, gradients))
+
+
+def _rounded(
+    watch: Stopwatch, rows: int, columns: int, dtype: torch.dtype
+) -> Callable[[int], Scaled]:
+    one = scaled(watch.tensor(rows, columns, dtype=torch.bfloat16), dtype, Spans(whole=(0, 1)))
+    values = Ring.of(one.values)
+    return lambda number: Scaled(values[number], one.scale)
 
 
 def _product(watch: Stopwatch, dtype: Dtype, w: Ring, m: int) -> Product:
