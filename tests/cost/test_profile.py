@@ -136,6 +136,8 @@ def test_eight_bits_take_what_16_do_but_for_linear_layers_and_for_rounding() -> 
             assert took == pytest.approx(seconds + num_bytes / 1e10, rel=1e-3)
         for op in (Op("head", "matmul", 64, 128, 256), Op("scan", "batched", 64, 128, 256)):
             assert profile.seconds(op, "forward", "fp8") == profile.seconds(op, "forward", "bf16")
+        casts = Op("casts", "elementwise", num_bytes=1e6)
+        assert profile.seconds(casts, "forward", "fp8") == 0, "they come with each product"
     assert measured.peak_flops("fp8") == pytest.approx(2 * 64 * 128 * 256 / 1e-5)
 
 
@@ -163,7 +165,7 @@ def test_attention(seq, width, phase, each) -> None:
         ("activation", 8e6, "input_grad", 32e-3),
         ("activation", 5e5, "forward", 5e-4),
         ("activation", 1.0, "forward", 1e-6),  # no operation takes less
-        ("casts", 1e6, "input_grad", 2 * 1e6 * 2 / 1e10),
+        ("scan", 1e6, "input_grad", 2 * 1e6 * 2 / 1e10),
         ("activation", 1e6, "weight_grad", 0),
     ],
 )

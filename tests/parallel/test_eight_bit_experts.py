@@ -183,6 +183,7 @@ def test_those_that_are_left_out_have_16_bits() -> None:
     eight._params = {id(other.weight): SimpleNamespace(spec=spec)}  # type: ignore[dict-item]
     eight._groups, eight._token_groups, eight._histories = [], [], None
     eight._products, eight._by_tensor_cores = Products(scaling="tensorwise"), {Expert: False}
+    eight._fused = False
     made = eight.apply(torch.nn.ModuleList([one, other]))
     assert [type(each) for each in made.children()] == [ScaledExpert, Expert]
 

@@ -23,6 +23,9 @@ from weft.parallel.fp8.linear import FEATURES, Factors, ScaledLinear
 from weft.parallel.fp8.rounding import Scaled, Spans, product, scale_for, scaled
 from weft.parallel.pipeline.deferred import WeightWork
 from weft.parallel.runtime import AxisGroup
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.platform.registry import PLATFORMS
 from weft.precision.roles import Products, Scaling
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -236,7 +239,7 @@ def eight_bits() -> EightBits:
     eight._groups, eight._token_groups = [], []
     eight._histories = None
     eight._products = Products(scaling="tensorwise")
-    eight._by_tensor_cores = {torch.nn.Linear: False}
+    eight._by_tensor_cores, eight._fused = {torch.nn.Linear: False}, False
     return eight
 
 
@@ -333,25 +336,64 @@ def test_compiled_passes_turn_bytes() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_code_that_is_not_compiled_rounds_by_compiled_passes() -> None:
-    """A compiled block does not look into layers whose scales are of before: they do not take a
-    pass for each operation all the same."""
+@pytest.mark.parametrize("limit", [1, 8])
+def test_what_compiled_blocks_do_not_look_into_rounds_by_compiled_passes(limit: int) -> None:
+    """However many kinds of samples there are: past its limit PyTorch compiles no more blocks."""
     histories = Histories(["one"], 1, Comm())
-    module = layer("delayed", torch.bfloat16, history=histories.of("one"), by_tensor_cores=True)
+    module = layer(
+        "delayed", torch.bfloat16, history=histories.of("one"), by_tensor_cores=True, fused=True
+    )
     asked: list[str] = []
 
-    def compiled(work: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def compiled(work: Callable[..., Tensor], *given: object) -> Tensor:
         asked.append(work.__name__)
-        return work
+        return work(*given)
 
-    x, g = torch.randn(1, 32, 48).bfloat16(), torch.randn(1, 32, 32).bfloat16()
     with (
         patch("weft.parallel.fp8.rounding.compiled", compiled),
         patch("weft.parallel.fp8.fused.compiled", compiled),
+        torch._dynamo.config.patch(recompile_limit=limit),
     ):
-        known = grads(module, x, g)
-        assert not asked
-        block = torch.compile(nn.Sequential(module, nn.Identity()), backend="eager")
-        assert all(map(torch.equal, grads(block, x, g), known))  # type: ignore[arg-type]
-    assert sorted(set(asked)) == ["_largest", "_times_within", "_turned"]
-    assert asked.count("_turned") == 3, "the weight, and both factors of its gradient"
+        block = torch.compile(nn.Sequential(module, nn.Identity()), backend="eager", dynamic=False)
+        for tokens in (32, 48, 64):
+            asked.clear()
+            x, g = torch.randn(1, tokens, 48).bfloat16(), torch.randn(1, tokens, 32).bfloat16()
+            grads(block, x, g)  # type: ignore[arg-type]
+            assert sorted(set(asked)) == ["_largest", "_times_within", "_turned"]
+            assert asked.count("_turned") == 3, "the weight, and both factors of its gradient"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_blocks_are_not_given_compiled_passes() -> None:
+    plain, module = (layer("tensorwise", torch.bfloat16, fused=each) for each in (False, True))
+    x, g = torch.randn(1, 32, 48).bfloat16(), torch.randn(1, 32, 32).bfloat16()
+    with patch("weft.parallel.fp8.rounding.compiled", side_effect=AssertionError):
+        block = torch.compile(module, backend="eager")
+        found = grads(block, x, g)  # type: ignore[arg-type]
+    assert all(map(torch.equal, found, grads(plain, x, g)))
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
+def test_passes_are_compiled_where_blocks_are_and_round_to_the_same_bits(
+    asked: bool, compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan that does not compile has no compiler in it, and older cards' cuts bits off."""
+    monkeypatch.setattr(type(PLATFORMS["cpu"]), "compiles_fp8", lambda _: compiles)
+    stage = StagePlan(
+        mesh=Mesh.of((0,)), layers=(0, 1), device="cpu", precision="fp8-delayed", compile=asked
+    )
+    pipeline = PipelinePlan(stages=(stage,), samples=1, microbatch=1)
+    plan = Plan(num_layers=1, pipelines=(pipeline,)).rank_plan(0)
+    made = EightBits(Products(scaling="delayed"), [], plan, Comm()).apply(nn.Linear(4, 4))
+    assert isinstance(made, ScaledLinear) and made._factors.fused == (asked and compiles)
+
+
+def test_scales_that_an_inference_made_serve_the_next_step() -> None:
+    histories = Histories(["one"], 1, Comm())
+    module = layer("delayed", torch.bfloat16, history=histories.of("one"))
+    x, g = torch.randn(1, 32, 48).bfloat16(), torch.randn(1, 32, 32).bfloat16()
+    for _ in range(2):
+        histories.observing(lambda _: grads(module, x, g)[0])(None)
+        with torch.inference_mode():
+            module(x)

@@ -178,7 +178,7 @@ def _in_words(profile: Profile) -> Iterator[str]:
     """What was measured, one kind of figure a line."""
     machine, made = profile.machine, profile.corrections
     yield f"{profile.name} of {machine.host}, measured {machine.date} with torch {machine.torch}"
-    dtypes: tuple[Dtype, ...] = "fp32", "bf16", "fp16"
+    dtypes: tuple[Dtype, ...] = "fp32", "bf16", "fp16", "fp8"
     known = ((dtype, profile.peak_flops(dtype) / 1e12) for dtype in dtypes)
     rates = [f"{rate:.3g} TFLOP/s in {dtype}" for dtype, rate in known if rate]
     yield f"  matrix products  at best {', '.join(rates)}"

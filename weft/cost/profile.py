@@ -285,6 +285,8 @@ class Profile:
 @lru_cache(maxsize=1 << 14)
 def _seconds(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
     flops = op.phase_flops(phase)
+    if op.name == "casts":  # of eight bits, which come with each product
+        return 0.0
     if op.kind == "elementwise":
         return _moving(profile, op, phase, dtype)
     if not flops:

@@ -29,6 +29,7 @@ from weft.cost.profile import (
     LinkTime,
     Machine,
     MovingTime,
+    Product,
     Profile,
 )
 from weft.elastic import measure
@@ -226,11 +227,8 @@ def measure_alone(
     # A processor's casts are measured by real steps.
     narrow = measure.TORCH_DTYPE["fp32" if device == "cpu" else dtypes[-1]]
     watch = measure.Stopwatch(platform, platform.device(address.local_rank), extent.least_s)
-    products = [p for dtype in dtypes for p in measure.products(watch, dtype, extent)]
-    if platform.multiplies_fp8():
-        products += measure.eight_bit_products(watch, extent)
     return {
-        "products": tuple(products),
+        "products": tuple(_products(watch, dtypes, extent)),
         "attention": tuple(p for dtype in dtypes for p in measure.attention(watch, dtype, extent)),
         "moving": tuple(p for dtype in dtypes for p in measure.moving(watch, dtype, extent)),
         "heads": tuple(
@@ -245,6 +243,15 @@ def measure_alone(
         "update_bytes_s": measure.update_bytes_s(watch, extent.updated, (wide, width), narrow),
         "accumulate_bytes_s": measure.accumulate_bytes_s(watch, extent.added, narrow),
     }
+
+
+def _products(
+    watch: measure.Stopwatch, dtypes: Sequence[Dtype], extent: measure.Extent
+) -> Iterator[Product]:
+    for dtype in dtypes:
+        yield from measure.products(watch, dtype, extent)
+    if watch.platform.multiplies_fp8():
+        yield from measure.eight_bit_products(watch, extent)
 
 
 def _losses(profile: Profile, heads: Sequence[tuple[Op, Dtype, float]]) -> Iterator[MovingTime]:

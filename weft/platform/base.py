@@ -124,6 +124,10 @@ class Platform(ABC):
         """Likewise one of consecutive rows with a matrix of each of several; of E4M3 alone."""
         return False
 
+    def compiles_fp8(self) -> bool:
+        """Compiled code rounds to eight bits as PyTorch's operations do, to the bit."""
+        return False
+
     def multiply_fp32(self, *, tf32: bool) -> None:  # noqa: ARG002
         """Products of fp32 numbers in this process: in TF32, or with all bits whatever
         PyTorch would take by itself. TF32 is asked for only where ``has_tf32``."""

@@ -101,6 +101,12 @@ class CudaPlatform(Platform):
 
         return self.multiplies_fp8() and torch.cuda.get_device_capability()[0] in (9, 10)
 
+    def compiles_fp8(self) -> bool:
+        """Triton has no E4M3 before 8.9, and cuts E5M2 off before 9.0."""
+        import torch
+
+        return self.multiplies_fp8() and torch.cuda.get_device_capability() >= (9, 0)
+
     def multiply_fp32(self, *, tf32: bool) -> None:
         """Not by ``torch.backends.cuda.matmul.fp32_precision``: after that is "tf32", what reads
         the setting another way raises, as PyTorch's compiler does."""

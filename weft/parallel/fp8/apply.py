@@ -65,6 +65,7 @@ class EightBits:
                 groups = self._token_groups if has_tokens else self._groups
                 groups.append(AxisGroup(comm, rank_plan.group(name)))
         platform = PLATFORMS[comm.device.type]
+        self._fused = rank_plan.stage_plan.compile and platform.compiles_fp8()
         self._by_tensor_cores = {
             nn.Linear: platform.multiplies_fp8(),
             Expert: platform.multiplies_fp8_by_group(),
@@ -115,6 +116,7 @@ class EightBits:
             repeated=same,
             history=history,
             by_tensor_cores=self._by_tensor_cores[type(layer)],
+            fused=self._fused,
         )
 
 

@@ -29,16 +29,16 @@ class ScaledExpert(nn.Module):
         super().__init__()
         self.weight = expert.weight
         self._factors = factors
-        self._opaque = replace(factors, fused=True)
+        self._traced = replace(factors, fused=False)
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
         """As ``grouped_product``."""
         multiply, factors = GroupedMultiply.apply, self._factors
-        is_opaque = factors.is_opaque or NEEDS_NUMBERS  # never twice as many rows
-        if is_opaque and torch.compiler.is_compiling():
-            from weft.parallel.fp8.uncompiled import multiply_grouped as multiply
-
-            factors = self._opaque
+        if torch.compiler.is_compiling():
+            if factors.is_opaque or NEEDS_NUMBERS:  # there are never twice as many rows
+                from weft.parallel.fp8.uncompiled import multiply_grouped as multiply
+            else:
+                factors = self._traced
         made: Tensor = multiply(x, self.weight, ends, factors)  # type: ignore[no-untyped-call]
         return made
 

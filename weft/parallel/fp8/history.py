@@ -65,7 +65,8 @@ class Histories:
         """By layer and what it multiplies, for the largest of the steps that count."""
         asked = dtype, self.margin
         if asked not in self._scales:
-            self._scales[asked] = scale_for(self.expected * 2.0**self.margin, dtype)
+            with torch.inference_mode(mode=False):  # a step keeps them for its backward
+                self._scales[asked] = scale_for(self.expected * 2.0**self.margin, dtype)
         return self._scales[asked]
 
     def observing(self, passes: Callable[[M], Tensor]) -> Callable[[M], Tensor]:

@@ -53,7 +53,7 @@ class Factors:
     """Where scales are delayed."""
     by_tensor_cores: bool = False
     fused: bool = False
-    """What is rounded is so by compiled passes."""
+    """By compiled passes, where no compiled block looks in."""
 
     @property
     def is_opaque(self) -> bool:
@@ -142,7 +142,7 @@ class ScaledLinear(nn.Module):
         self.weight = linear.weight
         self.bias = linear.bias
         self._factors = factors
-        self._opaque = replace(factors, fused=True)
+        self._traced = replace(factors, fused=False)
         self._work: WeightWork | None = None
 
     def defer(self, work: WeightWork) -> None:
@@ -155,10 +155,9 @@ class ScaledLinear(nn.Module):
         if torch.compiler.is_compiling():
             if factors.is_opaque:
                 from weft.parallel.fp8.uncompiled import multiply
-
-                factors = self._opaque
-            elif NEEDS_NUMBERS:
-                _ = [range(size) for size in x.shape]  # compiled for these sizes alone
+            else:
+                factors = self._traced
+                _ = NEEDS_NUMBERS and [range(size) for size in x.shape]  # for these sizes alone
         made: Tensor = multiply(x, self.weight, self.bias, factors, self._work)  # type: ignore[no-untyped-call]
         return made
 

@@ -62,8 +62,8 @@ def scaled(
     if combine is not None:
         largest = combine(largest)
     if fused and not spans.blocks and x.numel():
-        scale = compiled(scale_for)(largest.flatten(), dtype).view(largest.shape)
-        values = compiled(_times)(*_parts(x, scale, spans.whole), dtype)
+        scale = compiled(scale_for, largest.flatten(), dtype).view(largest.shape)
+        values = compiled(_times, *_parts(x, scale, spans.whole), dtype)
         return Scaled(values.view(x.shape), scale)
     scale = scale_for(largest, dtype)
     for dim in spans.blocks:
@@ -75,7 +75,7 @@ def largest_of(x: Tensor, spans: Spans, block: int = 128, *, fused: bool = False
     """The largest magnitude of each part."""
     if fused and not spans.blocks and x.numel():
         sizes = [1 if dim in spans.whole else size for dim, size in enumerate(x.shape)]
-        return compiled(_largest)(in_three(x, spans.whole)).view(sizes)
+        return compiled(_largest, in_three(x, spans.whole)).view(sizes)
     largest = x.detach().abs()
     for dim in spans.blocks:
         largest = _largest_of_blocks(largest, dim, block)
@@ -89,7 +89,7 @@ def rounded(
     there is, and what is not finite no number, so that the loss says so."""
     if fused and x.numel():
         parts = _parts(x, scale, spans.whole)
-        return Scaled(compiled(_times_within)(*parts, dtype).view(x.shape), scale)
+        return Scaled(compiled(_times_within, *parts, dtype).view(x.shape), scale)
     return Scaled(_times_within(x, scale, dtype), scale)
 
 
