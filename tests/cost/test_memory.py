@@ -228,3 +228,11 @@ def test_a_processor_that_computes_again_has_pytorchs_compiler_in_memory(
     usual = plan(first, replace(stage, layers=(2, 4)), schedule="interleaved")
     held, before = (memory_of_plan(each, SPEC, SEQ)[0].runtime for each in (asked, usual))
     assert held - before == pytest.approx(CPU.again_bytes if imports else 0)
+
+
+def test_ranks_beside_one_that_computes_again_have_the_compiler_too() -> None:
+    """All of a machine fork from one process."""
+    first, last = (StagePlan(mesh=Mesh.of((rank,)), layers=(0, 2)) for rank in (0, 1))
+    asked = plan(replace(first, recompute="full"), replace(last, layers=(2, 4)))
+    found = memory_of_plan(asked, SPEC, SEQ)
+    assert found[0].runtime == found[1].runtime == CPU.runtime_bytes + CPU.again_bytes

@@ -413,7 +413,16 @@ def memory_of_plan(
                 ]
                 whole = asked.in_one_backward(p, stages, ranks[0], taking_turns(parts))
                 result |= dict.fromkeys(ranks, whole)
-    return result
+    return _forked_alike(plan, result)
+
+
+def _forked_alike(plan: Plan, found: Mapping[int, Memory]) -> dict[int, Memory]:
+    """Ranks of a machine fork from one process, which imports what any of them needs."""
+    most: dict[str, float] = {}
+    devices = {rank: stage.device for _, _, stage in plan.stages() for rank in stage.mesh.ranks}
+    for rank, memory in found.items():
+        most[devices[rank]] = max(memory.runtime, most.get(devices[rank], 0.0))
+    return {rank: replace(memory, runtime=most[devices[rank]]) for rank, memory in found.items()}
 
 
 def room_of_plan(
