@@ -120,6 +120,22 @@ CONFIGURATION = [
         "section.key=value.",
     ),
     Case(
+        "unknown option of a command without a configuration",
+        "chips profile --fast",
+        "error: No such option: --fast. See `weft chips profile --help`.",
+    ),
+    Case(
+        "number that is none",
+        "tune tiny.yaml --trials x",
+        "error: Invalid value for '--trials': Input should be a valid integer, unable to parse "
+        "string as an integer. See `weft tune --help`.",
+    ),
+    Case(
+        "unknown command",
+        "chips profle",
+        "error: No such command 'profle'. Did you mean 'profile'? See `weft chips --help`.",
+    ),
+    Case(
         "option without a value",
         "train tiny.yaml --optim.lr",
         "error: optim.lr = null: expected a value after it. Write optim.lr=VALUE.",
@@ -655,7 +671,8 @@ def test_wrong_options_are_named(
     assert run(arguments.split()) == 2
     output, errors = capsys.readouterr()
     assert output == ""
-    assert option in errors and "Try 'weft" in errors
+    assert option in errors and errors.count("\n") == 1
+    assert errors.startswith("error: ") and errors.endswith(" --help`.\n")
     assert commands.contents(here) == before
 
 

@@ -29,6 +29,8 @@ from weft.version import __version__
 
 INTERRUPTED = 130
 """How typer ends on Ctrl-C."""
+UsageError: Any = typer.BadParameter.__mro__[1]
+"""Click's, which typer brings itself or imports, by version."""
 
 
 class _Commands(TyperGroup):
@@ -114,7 +116,9 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run a command and return its exit code; errors have been printed."""
     try:
-        app(arguments, prog_name="weft")
+        code: Any = app(arguments, prog_name="weft", standalone_mode=False)
+    except (UsageError, typer.Abort) as error:
+        code = _tell_usage(error)
     except (ConfigErrors, ConfigError, RunError) as error:
         text = str(error) if isinstance(error, ConfigErrors) else f"error: {error}"
         if isinstance(error, RunError) or _speaks():
@@ -126,11 +130,22 @@ def run(arguments: list[str]) -> int:
         err.print(f"error: {error.filename}: {error.strerror}", style="red")
         return 1
     except SystemExit as exit_:
-        if exit_.code == INTERRUPTED:
-            err.print("stopped")
-            return 1
-        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-    return 0
+        code = exit_.code  # what a broken pipe comes to
+    if code == INTERRUPTED:
+        err.print("stopped")
+        return 1
+    return code or 0
+
+
+def _tell_usage(error: Any) -> int:
+    """In one sentence, as all that a person wrote wrong; a command without words told its help."""
+    if isinstance(error, typer.Abort):
+        return INTERRUPTED
+    if said := error.format_message():
+        command = error.ctx.command_path if error.ctx else "weft"
+        stop = "" if said[-1] in ".?)" else "."
+        err.print(f"error: {said}{stop} See `{command} --help`.", style="red")
+    return 2
 
 
 def _speaks() -> bool:
