@@ -405,6 +405,10 @@ def test_more_chips_than_processes_make_sense(
             "--fault = ['at=1s kill rank=0']: expected nothing beside --virtual. Virtual chips",
         ),
         (["--", "weft", "train", "debug", "plan.shares=[1,1,1]"], "expected one share for each"),
+        (
+            ["--", "weft", "train", "debug", "--profile"],
+            "--profile = true: expected none where no ranks are started.",
+        ),
         (["--out", "x", "--", "true"], "--out = 'x': expected nothing beside --virtual, which"),
         (["--grace", "3", "--", "true"], "--grace = 3.0: expected nothing beside --virtual."),
     ],

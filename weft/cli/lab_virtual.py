@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import typer
+
 from weft.cli import train
+from weft.cli.options import spread
 from weft.cli.output import err, out, print_json
+from weft.cli.target import OVERRIDES, load
 from weft.cluster.cluster import Cluster
 from weft.cluster.cluster_file import read_cluster
 from weft.config.errors import ConfigError
@@ -20,6 +24,8 @@ from weft.virtual.predicted import Prediction, VirtualCluster
 
 MOST_RANKS = 64
 """Processes of some 150 MiB each."""
+NEED_RANKS = "comm_report", "profile", "nproc_per_node", "launcher", "explain_config"
+"""Options of ``weft train`` that have nothing to work on here."""
 
 
 def virtual_chips(
@@ -38,7 +44,7 @@ def virtual_chips(
         hint = "Virtual chips run a plan of Weft's, not a program."
         raise ConfigError("COMMAND", list(words), "weft train ... with --virtual", hint)
     cluster = read_cluster(file)
-    loaded = train.loaded(words[2:])
+    loaded = _loaded(words[2:])
     plan, why = _plan(loaded, file, cluster.world_size)
     (node,) = detect().nodes
     resolved = resolve(
@@ -57,6 +63,18 @@ def virtual_chips(
         err.print(f"[lab] {note}")
     seq_len = resolved.config.data.seq_len
     return VirtualCluster(resolved.plan, resolved.spec, seq_len, cluster, gflops)
+
+
+def _loaded(words: Sequence[str]) -> Loaded:
+    """The configuration that ``weft train WORDS`` would run."""
+    app = typer.Typer()
+    app.command(context_settings=OVERRIDES)(spread(train.train, train.TrainOptions))
+    with typer.main.get_command(app).make_context("weft train", list(words)) as context:
+        given = context.params
+        for name in filter(given.get, NEED_RANKS):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(option, given[name], "none where no ranks are started")
+        return load(given["target"], [*(given["overrides"] or ()), *context.args])
 
 
 def _with_orders(resolved: Resolved, file: Path, num_ranks: int) -> Resolved:

@@ -21,7 +21,6 @@ import typer
 
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.store import is_free
-from weft.cli.options import spread
 from weft.cli.output import err, finish, out, print_json, say, warn
 from weft.cli.plan.text import folded, memory_table, show_plan
 from weft.cli.resolved import (
@@ -32,7 +31,7 @@ from weft.cli.resolved import (
     resolved_on_nodes,
 )
 from weft.cli.summary import print_profile, print_summary, print_traffic, profile_of
-from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
+from weft.cli.target import Json, Overrides, Target, load
 from weft.cluster.cluster import HOST
 from weft.comm.address import RankAddress
 from weft.config.errors import STOPPED, ConfigError, ConfigErrors, DivergedError, show
@@ -376,15 +375,6 @@ def _predict(
     found = predict_run(asked.resolved, ranks_here=here, chips=asked.chips)
     warn(speed_note(asked.resolved, here, found.quantities.step_time_s))
     return found
-
-
-def loaded(words: Sequence[str]) -> Loaded:
-    """The configuration that ``weft train WORDS`` would run."""
-    app = typer.Typer()
-    app.command(context_settings=OVERRIDES)(spread(train, TrainOptions))
-    with typer.main.get_command(app).make_context("train", list(words)) as context:
-        given = context.params
-        return load(given["target"], [*(given["overrides"] or ()), *context.args])
 
 
 def _explain(loaded: Loaded, *, json: bool) -> None:
