@@ -1,9 +1,12 @@
-"""An axis that divides tokens in the search: tried where samples are long, or nothing else fits."""
+"""An axis that divides tokens in the search: tried where samples are long or few, or nothing else
+fits."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import inf
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -22,9 +25,12 @@ from weft.planner import validate
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import meshes as searched
 from weft.planner.search import search
+from weft.planner.search.found import Found
 from weft.planner.search.frames import UNMADE
+from weft.planner.search.verdict import verdict
 from weft.simulate.step import Knowledge, time_of_plan
 
+module: Any = sys.modules["weft.planner.search.search"]
 HIDING = Knowledge(software=replace(WEFT, context_hidden=0.8))
 """Of an axis whose messages go beside computing."""
 H100, A100 = "H100-SXM5-80GB", "A100-SXM4-80GB"
@@ -136,6 +142,71 @@ def test_tokens_are_divided_over_nodes_where_nothing_else_fits() -> None:
     problem = Problem(Workload(spec=spec, seq_len=seq_len, samples=1), cards)
     assert not problem.divides_tokens
     assert search(problem).best.plan.pipelines[0].stages[0].mesh.size("cp") > 1
+
+
+CARD = "RTX4090"
+FEW = {
+    "one on two nodes": ("llama3-8b", 1 << 15, 1, pool(H100, 80, 8, 2, gbit=100), 0.66),
+    "one on four cards": ("llama3.2-3b", 3 << 13, 1, pool(CARD, 24, 1, 4, gbit=100), 5.1),
+    "two on four nodes": ("llama3-8b", 1 << 15, 2, pool("H100-PCIe-80GB", 80, 2, 4, gbit=200), 2.8),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_tokens_are_divided_where_samples_are_fewer_than_chips(name: str) -> None:
+    """A pipeline of one microbatch has all meshes but one idle: 0.94, 13.7 and 4.7 s."""
+    size, seq_len, samples, chips, at_most_s = FEW[name]
+    workload = Workload(spec=SIZES[size], seq_len=seq_len, samples=samples)
+    options = Options(mixed_recompute=True)
+    problem = Problem(workload, ClusterView((chips,)), options=options)
+    assert not problem.divides_tokens
+    found = search(problem)
+    assert found.best.plan.pipelines[0].stages[0].mesh.size("cp") > 1
+    assert found.bound_s <= found.best.time.step_s <= at_most_s
+
+
+def test_memory_of_hosts_makes_no_plan_slower() -> None:
+    """State on hosts behind 2 GB/s fits, and so do samples that are divided; neither is all."""
+    spec = SIZES["llama3.2-3b"]
+    workload = Workload(spec=spec, seq_len=3 << 13, samples=4)
+    cards = pool(CARD, 24, 1, 4, gbit=100)
+    both = replace(cards, host_gib=None), replace(cards, host_gib=128, host_gb_s=2)
+    options = Options(mixed_recompute=True, tiers=("device", "host"))
+    poor, rich = (search(Problem(workload, ClusterView((each,)), options=options)) for each in both)
+    assert rich.best.time.step_s <= poor.best.time.step_s * (1 + 1e-9)
+    assert rich.bound_s <= poor.best.time.step_s
+
+
+@pytest.mark.parametrize(("samples", "outside"), [(16, True), (15, False)])
+def test_what_is_not_looked_at_is_not_said_to_be_weighed(samples: int, outside: bool) -> None:
+    """One sample fewer than there are cards, and they may be halved."""
+    spec = SIZES["llama3.2-1b"]
+    workload = Workload(spec=spec, seq_len=4096, samples=samples)
+    mesh = Mesh.of(tuple(range(2)), cp=2)
+    stage = StagePlan(mesh=mesh, layers=(0, 16), precision="bf16", device="cuda")
+    plan = Plan(
+        num_layers=16, pipelines=(PipelinePlan(stages=(stage,), samples=samples, microbatch=1),)
+    )
+    reason = verdict(plan, Problem(workload, CARDS), best_s=0.1)
+    assert (reason.kind == "shape") == outside, reason
+    assert ("tokens of each stay in one piece" in reason.words) == outside
+
+
+def test_experts_go_to_no_host_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing fits there, which is seen before all of it is searched."""
+    looked, searched_one = list[tuple[str, ...]](), module._searched
+
+    def counted(problem: Problem, *more: object) -> Found:
+        looked.append(problem.options.expert_tiers)
+        return searched_one(problem, *more)
+
+    monkeypatch.setattr(module, "_searched", counted)
+    chips = replace(pool(H100, 80, 8), host_gib=None)
+    workload = Workload(spec=SIZES["olmoe-1b-7b"], seq_len=4096, samples=64)
+    options = Options(expert_tiers=("device", "host"), schedules=("1f1b",), recompute=("full",))
+    found = search(Problem(workload, ClusterView((chips,)), options=options))
+    assert "memory" in found.pruned.reasons, "or nobody would look elsewhere"
+    assert looked == [("device", "host")]
 
 
 class WithoutAttention(Context):

@@ -19,6 +19,7 @@ from weft.planner.forecast import Forecast, forecast
 from weft.planner.naming import name_of
 from weft.planner.problem import Problem
 from weft.planner.search import Candidate, Found, search
+from weft.planner.search.choice import LONG
 from weft.planner.search.domains import domains_of_kinds, has_slower_links
 from weft.planner.search.found import MEANING, Reason
 from weft.planner.search.verdict import verdict
@@ -311,7 +312,10 @@ def gap_in_words(found: Found) -> str:
     gap = max(found.gap or 0.0, 0.0)
     words = f"no plan can take less than {found.bound_s:.3g} s: at most {gap:.1%} above that"
     if found.exhausts:
-        words += "; of whole layers in usual orders every plan was weighed or ruled out"
+        meshes = [stage.mesh for _, _, stage in found.best.plan.stages()]
+        divides = any(mesh.size(axis) > 1 for mesh in meshes for axis in LONG)
+        whole = "layers" if divides else "layers and samples"
+        words += f"; of whole {whole} in usual orders every plan was weighed or ruled out"
     return words
 
 
@@ -401,6 +405,8 @@ def compare(plan: Plan, best: Forecast, problem: Problem) -> Comparison:
         reason = Reason("slower", "it is the plan that was found")
     else:
         reason = verdict(plan, problem, best_s=best.step_s)
+        if reason.kind == "slower" and cast.step_s < best.step_s:
+            reason = Reason("shape", "the search ended before it came to it")
     return Comparison(
         name=name_of(plan, problem.cluster),
         settings=settings(plan),

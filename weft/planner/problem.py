@@ -163,11 +163,18 @@ class Problem:
 
     @property
     def divides_tokens(self) -> bool:
-        """Tokens of each sample may be divided: that was asked for, or what grows with the square
-        of their number is at least half of the operations."""
+        """Tokens of each sample may be divided, however many samples there are: that was asked for,
+        or what grows with the square of their number is at least half of the operations."""
         spec, seq_len = self.workload.spec, self.workload.seq_len
         once, twice = (train_flops_per_token(spec, n) for n in (seq_len, 2 * seq_len))
         return self.options.divides_tokens or 2 * (twice - once) >= once
+
+    @property
+    def token_parts(self) -> int:
+        """Parts at most into which tokens of each sample are divided; else as many as give every
+        chip some of a sample, so 1 where samples are not fewer than chips."""
+        work = self.workload
+        return work.seq_len if self.divides_tokens else -(-self.cluster.world_size // work.samples)
 
     def on(self, cluster: ClusterView) -> Problem:
         """The same with other chips."""

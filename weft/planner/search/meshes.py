@@ -249,8 +249,9 @@ class Meshes:
     def _longer(self, pool: int, axes: Axes) -> Iterator[Axes]:
         """The same where tokens of each sample are divided too, over parts of a node or nodes."""
         part, group = self.costs.pools[pool], num_ranks(axes)
-        for name in LONG if self.costs.problem.divides_tokens else ():
-            for n in range(2, part.num_chips // group + 1):
+        most = min(part.num_chips // group, self.costs.problem.token_parts)
+        for name in LONG:
+            for n in range(2, most + 1):
                 even = (
                     part.chips_per_node % (n * group) == 0 or n * group % part.chips_per_node == 0
                 )

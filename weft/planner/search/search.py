@@ -73,10 +73,10 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
         NoPlan: nothing fits.
         ConfigError: a rate is not known.
     """
-    found, none = list[Found](), list[NoPlan]()
+    begin, found, none = perf_counter(), list[Found](), list[NoPlan]()
     for tried in problem.by_expert_tier():
-        if found and "memory" not in found[0].pruned.reasons:
-            break
+        if found and not ("memory" in found[0].pruned.reasons and fits(tried)):
+            continue
         try:
             with _seldom_collected():
                 found.append(_searched(tried, progress))
@@ -84,7 +84,9 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
             none.append(error)
     if not found:
         raise none[0]
-    return nearer(together(found), problem) if len(found) + len(none) > 1 else found[0]
+    if len(found) + len(none) == 1:
+        return found[0]
+    return replace(nearer(together(found), problem), seconds=perf_counter() - begin)
 
 
 @contextmanager
@@ -139,10 +141,9 @@ def _otherwise(run: SearchRun, begin: float, progress: Progress | None) -> Found
         every = (look(problem) for look in (united, unlike_experts, unlike_widths))
         if fastest := sorted(filter(None, every), key=lambda one: one.time.step_s):
             return run.found(fastest, begin)
-    if elsewhere := _elsewhere(problem):
-        return nearer(_searched(elsewhere, progress), problem)
-    if divided := _divided(problem):
-        return nearer(_searched(divided, progress), problem)
+    if leaner := [each for each in (_elsewhere(problem), _divided(problem)) if each]:
+        found = together([_searched(each, progress) for each in leaner])
+        return replace(nearer(found, problem), seconds=perf_counter() - begin)
     if roomy := _offloaded(problem, progress):
         return nearer(roomy, problem)
     raise _not_run(run) or no_plan(any_fit, problem)

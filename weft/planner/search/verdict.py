@@ -186,6 +186,7 @@ def _refuse_outside(line: Line, costs: Costs) -> None:
     if line.in_flight and not options.in_flight:
         raise OutsideError("it tries no more microbatches in flight than the schedule has")
     for section in line.sections:
+        _refuse_more_parts(section, costs.problem.token_parts)
         if section.recompute not in modes:
             more = "; mixes are tried where a plan is among its best few" * options.mixed_recompute
             raise OutsideError(f"recomputation was kept to {', '.join(modes)}{more}")
@@ -195,6 +196,13 @@ def _refuse_outside(line: Line, costs: Costs) -> None:
     if line.micro not in _micros(line, costs):
         words = "a rank has a power of two of samples there" if options.micros is None else ""
         raise OutsideError(words or f"ranks were kept to {options.micros} samples")
+
+
+def _refuse_more_parts(section: Section, parts: int) -> None:
+    """Of each sample's tokens."""
+    if any(size > parts for name, size in section.axes if name in LONG):
+        words = f"at most {parts} parts" if parts > 1 else "one piece"
+        raise OutsideError(f"with so many samples, tokens of each stay in {words}")
 
 
 def _micros(line: Line, costs: Costs) -> Sequence[int]:
