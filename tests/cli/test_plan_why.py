@@ -93,7 +93,7 @@ def test_reasons_are_all_there(capsys: pytest.CaptureFixture[str]) -> None:
         (
             [*COMMAND, "plan.stages=[{dp: 8, zero: 2, recompute: full}]", "plan.schedule=null",
              "batch.micro=8", "--why", "dp=4"],
-            "--why = 'a plan': expected no plan beside it. One is to be found.",
+            "--why = 'a plan': expected no plan beside it. Leave out --why, or plan with all keys",
         ),
     ],
 )  # fmt: skip

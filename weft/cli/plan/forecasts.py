@@ -257,7 +257,9 @@ def _refuse_beside(given: str, nodes: NodesAsked | None, why: Loaded | None) -> 
         expected = f"no {given} beside it"
         raise ConfigError(nodes.option, nodes.value, expected, "The planner makes a plan.")
     if why is not None:
-        raise ConfigError("--why", "a plan", f"no {given} beside it", "One is to be found.")
+        way_out = f"Leave out --why, or {given} with all keys below it: it is told beside a plan"
+        hint = f"{way_out} that the planner finds."
+        raise ConfigError("--why", "a plan", f"no {given} beside it", hint)
 
 
 def _apart(outlook: Outlook, problem: Problem, asked: SitesConfig | None) -> Apart | None:

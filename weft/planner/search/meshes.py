@@ -17,6 +17,7 @@ from weft.models.registry import dims_of_model
 from weft.plan.plan import Recompute, ZeroLevel
 from weft.planner.problem import Shape
 from weft.planner.search.choice import (
+    FEW_CHIPS,
     INSIDE,
     LONG,
     SPREAD,
@@ -247,9 +248,13 @@ class Meshes:
                     yield from self._spread(pool, longer)
 
     def _longer(self, pool: int, axes: Axes) -> Iterator[Axes]:
-        """The same where tokens of each sample are divided too, over parts of a node or nodes."""
-        part, group = self.costs.pools[pool], num_ranks(axes)
-        most = min(part.num_chips // group, self.costs.problem.token_parts)
+        """The same where tokens of each sample are divided too, over parts of a node or nodes; of
+        short samples on many chips over nodes alone, for what divides weights serves inside them as
+        well."""
+        part, group, problem = self.costs.pools[pool], num_ranks(axes), self.costs.problem
+        most = min(part.num_chips // group, problem.token_parts)
+        if not problem.divides_tokens and problem.cluster.world_size > FEW_CHIPS:
+            most *= group == part.chips_per_node
         for name in LONG:
             for n in range(2, most + 1):
                 even = (
