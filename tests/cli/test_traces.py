@@ -12,8 +12,11 @@ from weft.cli.main import run
 
 def test_two_steps_are_traced(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stages = "plan.stages=[{layers: 1}, {}]"
-    arguments = ["train", "tiny.yaml", stages, "--out", "mine", "--steps", "5", "--profile"]
-    assert run(arguments) == 0
+    asked = ["--steps", "5", "--profile", "--comm-report"]
+    assert run(["train", "tiny.yaml", stages, "--out", "mine", *asked]) == 0
+    waits = json.loads((here / "mine/summary.json").read_text())["waits"]
+    assert waits and not any("profile" in each["waits_s"] for each in waits)
+    assert "profile" not in (here / "mine/comm.json").read_text()
     record = json.loads((here / "mine/profile/summary.json").read_text())
     assert record["steps"] == [3, 4]
     for rank, row in enumerate(record["ranks"]):

@@ -164,6 +164,8 @@ def test_waiting_for_others_is_not_computing() -> None:
     run: Any = SimpleNamespace(
         config=SimpleNamespace(recovery=RecoveryConfig()),
         comm=SimpleNamespace(world_size=1, recorder=recorder),
+        first_step=0,
+        last_step=2,
     )
     pace = Pace(run, None, lambda _: None)
     call = recorder.begin("sum", "group", (0, 1), 8)
@@ -182,6 +184,30 @@ def test_waiting_for_others_is_not_computing() -> None:
     pace.skip()
     pace.count(StepRecord(step=3, read=[numbers(3, 2.0)]))
     assert pace.taken() == [1.0, 0.875]
+
+
+def test_what_the_first_steps_waited_for_is_no_part_of_a_step() -> None:
+    """Of a run that has others: they meet and import."""
+    recorder = FlightRecorder(0)
+    run: Any = SimpleNamespace(
+        config=SimpleNamespace(recovery=RecoveryConfig()),
+        comm=SimpleNamespace(world_size=1, recorder=recorder),
+        waits_for_reads=False,
+        first_step=4,
+        last_step=8,
+    )
+    pace, means = Pace(run, None, lambda _: None), []
+    for number, waited_s in enumerate((9.0, 5.0, 0.25, 0.75), start=5):
+        recorder.waited["gradients"] += waited_s
+        pace.count(StepRecord(step=number, read=[numbers(number, 10.0)]))
+        pace.skip()
+        means.append(pace.waits_s)
+    assert means[2:] == [{"gradients": 0.25}, {"gradients": 0.5}]
+    run.last_step = 6
+    pace = Pace(run, None, lambda _: None)
+    recorder.waited["gradients"] += 3.0
+    pace.count(StepRecord(step=5, read=[numbers(5, 10.0)]))
+    assert pace.waits_s["gradients"] > 3.0, "there are no others"
 
 
 def sleepy(address: RankAddress, one: Job) -> None:

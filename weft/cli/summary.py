@@ -35,7 +35,8 @@ def print_summary(folder: Path, summary: Mapping[str, Any], checkpoints: object)
     if (found := Goodput.from_json(summary.get("goodput"))) is not None:
         out.print(goodput_in_words(found))
     out.print()
-    out.print(f"report:     {folder / 'report.html'}")
+    if (page := folder / "report.html").exists():
+        out.print(f"report:     {page}")
     out.print(f"checkpoint: {checkpoints}")
     out.print(f"go on with: weft chat {folder}")
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from weft.resolve.prediction import Prediction
+from weft.resolve.prediction import WARM_UP_STEPS, Prediction
 from weft.train.alarm import PATIENCE, Alarm, Paces, equals, slowness
 from weft.train.loop import Run, StepRecord
 from weft.train.run_folder import PACES_FILE, write_text
@@ -51,7 +51,10 @@ class Pace:
         """Since they were last told."""
         self._waits = defaultdict[str, float](float)
         self._counted = 0
-        """Steps of the run."""
+        """Steps of this start, as ``steady`` ones are."""
+        steps = run.last_step - run.first_step
+        self._warm_up = WARM_UP_STEPS if steps > WARM_UP_STEPS else 0
+        """Steps until these count."""
 
     @cached_property
     def _work(self) -> list[object]:
@@ -67,6 +70,10 @@ class Pace:
         for name, seconds in since.items():
             self._waits[name] += seconds
         self._counted += 1
+        self._warm_up -= 1
+        if not self._warm_up:
+            self._counted = 0
+            self._waits.clear()
 
     def skip(self, _: StepRecord | None = None) -> None:
         """What was waited for since the step belongs to none."""

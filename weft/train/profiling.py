@@ -29,8 +29,9 @@ STEPS = 2
 class Profile:
     """Traces steps ``FIRST + 1`` and ``FIRST + 2`` of a start, or the last ones of a shorter run.
 
-    ``begin`` goes behind hooks that take their time, ``end`` first; nothing happens unless
-    ``asked``. Chrome's trace format, which Perfetto opens.
+    ``begin`` goes behind hooks that take their time, ``end`` first, ``tell`` behind those that
+    count what a step sends and waits for; nothing happens unless ``asked``. Chrome's trace format,
+    which Perfetto opens.
     """
 
     def __init__(self, run: Run, folder: Path, *, asked: bool) -> None:
@@ -45,6 +46,7 @@ class Profile:
         self._kept: dict[str, dict[int, int]] = {}
         self._traced = ExitStack()
         self._began = 0.0
+        self._found: dict[str, Any] | None = None
 
     def begin(self, record: StepRecord) -> None:
         """Start where the step that follows is to be traced."""
@@ -62,7 +64,7 @@ class Profile:
         self._began = time.perf_counter()
 
     def end(self, record: StepRecord) -> None:
-        """Write the trace once its last step is done. Collective."""
+        """Write the trace once its last step is done."""
         if self._profiler is None or record.step != self._last:
             return
         self._run.platform.synchronize()
@@ -76,8 +78,14 @@ class Profile:
         self._profiler.export_chrome_trace(str(self._folder / name))
         self._profiler = None
         row = {"rank": rank, "file": name, "snapshot": self._snapshot(f"rank{rank}.memory.pickle")}
-        row |= {"step_s": seconds / steps} | self._read(self._folder / name, steps)
-        everyone = self._run.comm.gather_json(row, name="profile")
+        self._found = row | {"step_s": seconds / steps} | self._read(self._folder / name, steps)
+
+    def tell(self, _: StepRecord) -> None:
+        """Put together what all ranks found, once. Collective."""
+        if self._found is None:
+            return
+        everyone = self._run.comm.gather_json(self._found, name="profile")
+        self._found = None
         if self._run.is_main:
             record_of = {"steps": [self._first + 1, self._last], "ranks": everyone}
             write_text(self._folder / "summary.json", json.dumps(record_of))

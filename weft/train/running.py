@@ -110,6 +110,7 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
             note_events(run, tell),
             traffic.count,
             pace.count,
+            profile.tell,
             log_metrics(
                 run,
                 writers,

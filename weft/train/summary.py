@@ -7,6 +7,7 @@ import math
 import platform as machine
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,8 @@ def finish_run(
         found = beginnings(data.held_out.open(), tokenizer, BEGINNINGS)
         wanted = wanted.model_copy(update={"prompts": found})
     steps, _ = read_metrics(job.out / "metrics.jsonl")
+    # Earlier starts may have had another plan; after the last step there are none but these.
+    mine = [step for step in steps if step.step > run.first_step] or steps
     summary = {
         "step": run.last_step,
         "parameters": sum(spec.numel for spec in run.built.specs),
@@ -73,15 +76,15 @@ def finish_run(
         **_held_out(data, tokenizer, final, positions),
         "samples": write_samples(model, tokenizer, wanted, job.config.seed),
         "environment": environment(),
-        "tokens_per_s": median([step.tokens_per_s for step in steady(steps)]),
-        **_mfu(steady(steps), peak),
+        "tokens_per_s": median([step.tokens_per_s for step in steady(mine)]),
+        **_mfu(steady(mine), peak),
     }
-    summary["waits"] = _waits(run, used, steps)
+    summary["waits"] = _waits(run, used, mine)
     spent = goodput(read_events(job.out / EVENTS_FILE), steps)
     summary["goodput"] = None if spent is None else spent.to_json()
     if job.prediction is not None:
-        took = measured(  # of this start alone: an earlier one may have had another plan
-            [step for step in steps if step.step > run.first_step],
+        took = measured(
+            mine,
             memory_gib=[rank["memory_gib"] for rank in used],
             sent_mb=sum(rank["sent_mb"] for rank in used),
         )
@@ -95,8 +98,9 @@ def finish_run(
 def _waits(
     run: Run, used: Sequence[Mapping[str, Any]], steps: Sequence[StepMetrics]
 ) -> list[dict[str, Any]]:
-    """Where each rank that waits is, and for what it waits in a step of so many seconds."""
-    step_s = median([step.step_time_s for step in steady(steps)])
+    """Where each rank that waits is, and for what it waits in a step of so many seconds: means of
+    the same steps, so that no part is above the whole."""
+    step_s = fmean(step.step_time_s for step in steady(steps))
     found = []
     for rank, each in enumerate(used):
         mine = run.plan.rank_plan(rank)

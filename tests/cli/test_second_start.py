@@ -1,0 +1,35 @@
+"""What is said of a run's last start is of that start alone."""
+
+import json
+from pathlib import Path
+from statistics import fmean, median
+
+import pytest
+
+from weft.cli.main import run
+from weft.report.metrics import read_metrics
+
+
+def test_numbers_after_a_second_start_are_of_its_steps(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its first part was another plan's, and far slower here."""
+    end = "train.steps=8"
+    assert run(["train", "tiny.yaml", end, "--out", "mine", "--steps", "3", "--quiet"]) == 0
+    lines = (here / "mine/metrics.jsonl").read_text().splitlines()
+    slower = [json.loads(line) for line in lines]
+    for step in slower:
+        step["step_time_s"], step["tokens_per_s"] = 1e3, 1e-3
+    (here / "mine/metrics.jsonl").write_text("".join(f"{json.dumps(s)}\n" for s in slower))
+    asked = [end, "plan.shares=[1,1]", "metrics.report=false", "--out", "mine", "--quiet"]
+    assert run(["train", "tiny.yaml", *asked]) == 0
+    steps, _ = read_metrics(here / "mine/metrics.jsonl")
+    mine = steps[3 + 2 :]
+    assert [step.step for step in mine] == [6, 7, 8]
+    summary = json.loads((here / "mine/summary.json").read_text())
+    assert summary["tokens_per_s"] == median(step.tokens_per_s for step in mine)
+    waits = summary["waits"]
+    assert len(waits) == 2
+    assert {each["step_s"] for each in waits} == {fmean(step.step_time_s for step in mine)}
+    assert all(sum(each["waits_s"].values()) <= each["step_s"] for each in waits)
+    assert "report.html" not in capsys.readouterr().out, "there is none"
