@@ -136,6 +136,18 @@ CONFIGURATION = [
         "error: No such command 'profle'. Did you mean 'profile'? See `weft chips --help`.",
     ),
     Case(
+        "number beyond all",
+        "train tiny.yaml train.steps=99999999999999999999",
+        "train.steps = 99999999999999999999: expected an integer >= 1. It is 2^63 - 1 at most."
+        "\n      on the command line",
+    ),
+    Case(
+        "threads that no machine has",
+        "train tiny.yaml compute.threads=20000",
+        "compute.threads = 20000: expected an integer from 1 to 1024, or null."
+        "\n      on the command line",
+    ),
+    Case(
         "option without a value",
         "train tiny.yaml --optim.lr",
         "error: optim.lr = null: expected a value after it. Write optim.lr=VALUE.",

@@ -18,6 +18,7 @@ from weft.config.plan_sections import PlanConfig
 from weft.config.schema import Node, nearest_key, node_of, one_of, root
 from weft.config.sections import BatchConfig, Config
 from weft.config.tree import COMMAND_LINE, DEFAULT, Entry, find, origin_of, plain, scalar
+from weft.config.values import MOST
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -183,6 +184,14 @@ class _Checking:
         return key, node
 
 
+def _is_huge(value: object) -> bool:
+    """More than fits; such numbers are read as words."""
+    try:
+        return float(str(value)) > MOST
+    except ValueError:
+        return False
+
+
 def _hint(key: str, value: object, node: Node) -> str:
     """The way out where a value is a usual mistake."""
     match node.kind:
@@ -190,6 +199,8 @@ def _hint(key: str, value: object, node: Node) -> str:
             return f"Write {key}.{node.key}={value}."
         case "integer" | "number" if isinstance(value, str) and not isinstance(scalar(value), str):
             return "Remove the quotes."
+        case "integer" if " to " not in node.expected and _is_huge(value):
+            return "It is 2^63 - 1 at most."
         case "boolean" if str(value).lower() in _SWITCHES:
             return f"Write {_SWITCHES[str(value).lower()]}."
         case "array" if not isinstance(value, list):

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from weft.config.names import every_name, nearest
 from weft.config.sections import Config
 from weft.config.tree import Entry
+from weft.config.values import MOST
 
 _OTHER_NAMES = {
     "batch_size": "batch.samples",
@@ -204,6 +205,7 @@ def one_of(words: Iterable[str]) -> str:
 
 
 def _bounds(schema: Mapping[str, Any]) -> str:
+    schema = {name: limit for name, limit in schema.items() if (name, limit) != ("maximum", MOST)}
     if "minimum" in schema and "maximum" in schema:
         return f" from {schema['minimum']} to {schema['maximum']}"
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}

@@ -20,7 +20,17 @@ from weft.config.open_fields import OneOf, SectionOf, section_of
 from weft.config.optim_sections import OptimConfig
 from weft.config.plan_sections import Device, PlanConfig, Precision
 from weft.config.tune_section import TuneConfig
-from weft.config.values import Count, Flag, Fraction, Number, Positive, Section, Text, Whole
+from weft.config.values import (
+    Count,
+    Flag,
+    Fraction,
+    Number,
+    Positive,
+    Section,
+    Text,
+    Threads,
+    Whole,
+)
 
 Family = Annotated[str, OneOf("families", shows_first=True)]
 
@@ -177,7 +187,7 @@ class ComputeConfig(Section):
     tf32: Flag = False
     """Round what fp32 products multiply to TF32 (10 bits of 23), on cards that have it: faster.
     Left out, fp32 multiplies with all bits."""
-    threads: Count | None = None
+    threads: Threads | None = None
     """CPU threads of each rank; null divides the cores among the ranks of this machine."""
     check_memory: Flag = True
     """Refuse to train what is predicted to need more memory than the machine has."""

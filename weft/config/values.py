@@ -7,7 +7,9 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer
 
 # Strict: text and true/false are never numbers, and numbers never text.
-Whole = Annotated[int, Field(strict=True, ge=0)]
+MOST = 2**63 - 1
+"""As tensors and files count."""
+Whole = Annotated[int, Field(strict=True, ge=0, le=MOST)]
 Layers = Annotated[
     float,
     Field(strict=True, ge=0, multiple_of=0.5),
@@ -15,7 +17,9 @@ Layers = Annotated[
     PlainSerializer(lambda number: number),  # else it writes whole ones as 2.0
 ]
 """Whole layers, and a half for part of one."""
-Count = Annotated[int, Field(strict=True, ge=1)]
+Count = Annotated[int, Field(strict=True, ge=1, le=MOST)]
+Threads = Annotated[int, Field(strict=True, ge=1, le=1024)]
+Depth = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 Number = Annotated[float, Field(strict=True, ge=0)]
 Positive = Annotated[float, Field(strict=True, gt=0)]
 Fraction = Annotated[float, Field(strict=True, ge=0, lt=1)]

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from weft.config.errors import ConfigError, show
 from weft.config.sections import ModelConfig
-from weft.config.values import Count, Flag, Fraction, Positive
+from weft.config.values import Count, Depth, Flag, Fraction, Positive
 from weft.plan.model import ExpertsSpec, LatentSpec, ModelSpec, RopeScaling
 
 
@@ -22,7 +22,7 @@ class DecoderConfig(ModelConfig):
     """Width inside the feed-forward block."""
     d_head: Count | None = None
     """Width of one attention head."""
-    num_layers: Count | None = None
+    num_layers: Depth | None = None
     """Decoder blocks."""
     num_heads: Count | None = None
     """Query heads."""
