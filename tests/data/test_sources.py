@@ -1,5 +1,6 @@
 """Every kind of source, and every way in which one can be wrong."""
 
+import errno
 import re
 import sys
 from collections.abc import Callable
@@ -16,6 +17,21 @@ from weft.data.sources import Request, open_source
 from weft.data.tokens import TokenWriter, token_type
 
 TEXTS = [f"document {i}\nwith two lines\n" for i in range(40)]
+
+
+def test_a_folder_of_which_a_part_may_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "texts").mkdir()
+
+    def scandir(folder: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", folder)
+
+    monkeypatch.setattr("os.scandir", scandir)
+    with pytest.raises(
+        ConfigError, match=r"that can be read, with all in it\. .*texts: Permission"
+    ):
+        open_source(Request("data.path", str(tmp_path / "texts")), None)
 
 
 def everything(path: Path | None, cache: Path, **changes: object) -> list[str]:

@@ -112,25 +112,32 @@ def open_source(request: Request, limit_bytes: int | None) -> Source:
     Files for a limited source are taken in the order of a hash of their names, so that they are a
     fair sample; the last one is cut.
 
-    Raises ConfigError: there is no such path, it is empty, or it holds nothing to read.
+    Raises ConfigError: there is no such path, it is empty, or it holds nothing to read, or
+    something that nobody may read.
     """
-    skipped: list[str] = []
-    path = Path(request.path).expanduser()
-    if request.path == BUILTIN_PYTHON:
-        found = _standard_library(request)
-    elif path.is_dir():
-        found, skipped = _folder(request, path)
-    elif path.is_file() or path.with_name(path.name + ".idx").is_file():
-        found = [_single(request, path)]
-    else:
-        hint = f'"{BUILTIN_PYTHON}" needs no file.'
-        raise request.error("a file or a folder that exists", "" if path.exists() else hint)
+    try:
+        found, skipped = _found(request, Path(request.path).expanduser())
+    except OSError as error:
+        hint = f"{error.filename}: {error.strerror}."
+        raise request.error("a file or a folder that can be read, with all in it", hint) from error
     files = sorted(file for file in found if file.size)
     if not files:
         raise _nothing(request, found, skipped)
     if limit_bytes is not None:
         files = _take(files, limit_bytes)
     return Source(request=request, files=tuple(files), skipped=tuple(sorted(skipped)))
+
+
+def _found(request: Request, path: Path) -> tuple[list[SourceFile], list[str]]:
+    """What there is to read, and names of what is not text."""
+    if request.path == BUILTIN_PYTHON:
+        return _standard_library(request), []
+    if path.is_dir():
+        return _folder(request, path)
+    if path.is_file() or path.with_name(path.name + ".idx").is_file():
+        return [_single(request, path)], []
+    hint = f'"{BUILTIN_PYTHON}" needs no file.'
+    raise request.error("a file or a folder that exists", "" if path.exists() else hint)
 
 
 def _nothing(request: Request, found: Sequence[SourceFile], skipped: Sequence[str]) -> ConfigError:
