@@ -189,7 +189,7 @@ def test_what_is_not_looked_at_is_not_said_to_be_weighed(samples: int, outside: 
     )
     reason = verdict(plan, Problem(workload, CARDS), best_s=0.1)
     assert (reason.kind == "shape") == outside, reason
-    assert ("tokens of each stay in one piece" in reason.words) == outside
+    assert ("tokens of each sample stay in one piece" in reason.words) == outside
 
 
 def test_experts_go_to_no_host_without_room(monkeypatch: pytest.MonkeyPatch) -> None:

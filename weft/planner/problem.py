@@ -42,6 +42,8 @@ class Workload:
 
 MEMORY_PART = 0.92
 """Of each chip's memory that may be planned."""
+MOST_DIVIDING = 1 << 15
+"""Chips on which tokens of short samples may be divided."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,9 +174,12 @@ class Problem:
     @property
     def token_parts(self) -> int:
         """Parts at most into which tokens of each sample are divided; else as many as give every
-        chip some of a sample, so 1 where samples are not fewer than chips."""
-        work = self.workload
-        return work.seq_len if self.divides_tokens else -(-self.cluster.world_size // work.samples)
+        chip some of a sample, so 1 where samples are not fewer than chips; and 1 on so many chips
+        that their search takes minutes without."""
+        work, chips = self.workload, self.cluster.world_size
+        if self.divides_tokens:
+            return work.seq_len
+        return -(-chips // work.samples) if chips <= MOST_DIVIDING else 1
 
     def on(self, cluster: ClusterView) -> Problem:
         """The same with other chips."""

@@ -202,7 +202,7 @@ def _refuse_more_parts(section: Section, parts: int) -> None:
     """Of each sample's tokens."""
     if any(size > parts for name, size in section.axes if name in LONG):
         words = f"at most {parts} parts" if parts > 1 else "one piece"
-        raise OutsideError(f"with so many samples, tokens of each stay in {words}")
+        raise OutsideError(f"tokens of each sample stay in {words}")
 
 
 def _micros(line: Line, costs: Costs) -> Sequence[int]:
