@@ -284,7 +284,7 @@ REFUSED = {
     "--compute.threads 2": "compute.threads has no effect on a bench. Every chip has one.",
     "train.steps=3": "train.steps has no effect on a bench. A bench takes as many as it has time",
     "batch.samples=1": "batch.samples = 1: expected at least 2, a sample for each chip",
-    "model.num_layers=0": "model.num_layers = 0: expected an integer >= 1",
+    "model.num_layers=0": "model.num_layers = 0: expected an integer from 1 to 10000",
     "--minutes -1": "--minutes",
     "--out .": "--out = '.': expected a folder that is not there yet",
     "--html nowhere/x.html": "a file in a folder that exists",
