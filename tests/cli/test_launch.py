@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from weft.cli import train
+from weft.cli.lab_virtual import config_of
 from weft.cli.main import run
 from weft.cli.resolved import resolved_among
 from weft.cluster.cluster import Cluster, catalogue
@@ -100,7 +100,7 @@ def test_every_node_gets_its_ranks(here: Path, capsys: pytest.CaptureFixture[str
 
     # What they run is what was planned, of the same model on the same data.
     words = given[0][given[0].index("weft") + 2 :]
-    loaded = train.loaded(words)
+    loaded = config_of(words)
     assert read_plan_file(loaded) == file
     assert loaded.config.data.path == "my 'own' $text;.txt"
     assert loaded.config.data.vocab_size == 128_256
@@ -188,7 +188,7 @@ def test_a_later_format_and_commands_without_a_file_are_refused(
 def test_a_rank_on_another_machine_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that were mixed up: this host is in the plan, for other ranks or another chip."""
     assert plan(here, UNLIKE) == 0
-    loaded = train.loaded([*WORDS[:4], "data.vocab_size=128256", "plan.file=my plan.json"])
+    loaded = config_of([*WORDS[:4], "data.vocab_size=128256", "plan.file=my plan.json"])
 
     def join(host: str, rank: int, chip: str) -> None:
         node = detect_node()

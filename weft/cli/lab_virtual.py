@@ -44,7 +44,7 @@ def virtual_chips(
         hint = "Virtual chips run a plan of Weft's, not a program."
         raise ConfigError("COMMAND", list(words), "weft train ... with --virtual", hint)
     cluster = read_cluster(file)
-    loaded = _loaded(words[2:])
+    loaded = config_of(words[2:])
     plan, why = _plan(loaded, file, cluster.world_size)
     (node,) = detect().nodes
     resolved = resolve(
@@ -65,7 +65,7 @@ def virtual_chips(
     return VirtualCluster(resolved.plan, resolved.spec, seq_len, cluster, gflops)
 
 
-def _loaded(words: Sequence[str]) -> Loaded:
+def config_of(words: Sequence[str]) -> Loaded:
     """The configuration that ``weft train WORDS`` would run."""
     app = typer.Typer()
     app.command(context_settings=OVERRIDES)(spread(train.train, train.TrainOptions))
