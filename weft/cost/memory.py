@@ -12,6 +12,7 @@ from functools import lru_cache
 from math import ceil, floor
 from types import MappingProxyType
 
+from weft.cluster.cluster import HOST
 from weft.cost.activations import logits, stage_away, stage_beside, stage_kept, stage_working
 from weft.cost.choice import StageChoice, choice_of, state_parts, ways_of_domains
 from weft.cost.sends import message_part
@@ -416,13 +417,15 @@ def memory_of_plan(
     return _forked_alike(plan, result)
 
 
-def _forked_alike(plan: Plan, found: Mapping[int, Memory]) -> dict[int, Memory]:
-    """Ranks of a machine fork from one process, which imports what any of them needs."""
-    most: dict[str, float] = {}
-    devices = {rank: stage.device for _, _, stage in plan.stages() for rank in stage.mesh.ranks}
-    for rank, memory in found.items():
-        most[devices[rank]] = max(memory.runtime, most.get(devices[rank], 0.0))
-    return {rank: replace(memory, runtime=most[devices[rank]]) for rank, memory in found.items()}
+def _forked_alike(plan: Plan, found: dict[int, Memory]) -> dict[int, Memory]:
+    """Ranks of a machine fork from one process, which imports what any of them needs: where only
+    some of its processors compute again, all have as much of a runtime as these."""
+    stages = [stage for _, _, stage in plan.stages() if stage.device == HOST]
+    if len({stage.recompute == "off" for stage in stages}) < 2:
+        return found
+    ranks = {rank for stage in stages for rank in stage.mesh.ranks}
+    most = max(found[rank].runtime for rank in ranks)
+    return found | {rank: replace(found[rank], runtime=most) for rank in ranks}
 
 
 def room_of_plan(
