@@ -346,7 +346,8 @@ def test_a_form_around_a_module_keeps_the_forms_inside() -> None:
     assert isinstance(found.inside.down, Around)
 
 
-def test_a_form_whose_place_another_axis_has_taken_is_refused() -> None:
+def test_a_form_around_a_module_hides_none_from_another_axis() -> None:
+    """That of the inner axis takes the place of the block, in which the outer one has a form."""
     made = nn.ModuleDict({"block": Block()})
     edge = Edge((SAMPLES, SEQ, WIDTH), "stream", "inner")
     block = Layout(kind="Block", takes={0: edge}, mixes=SEQ)
@@ -367,8 +368,10 @@ def test_a_form_whose_place_another_axis_has_taken_is_refused() -> None:
             return dim.name == "seq"
 
     mesh, axes = Mesh.of(range(4), cp=2, tp=2), {"cp": Widths("Linear"), "tp": Seq("Block")}
-    with pytest.raises(ConfigError, match="a place that no form of another axis has taken"):
-        apply(made, layout, mesh, axes=axes, runtimes=runtimes)
+    apply(made, layout, mesh, axes=axes, runtimes=runtimes)
+    found = made["block"]
+    assert isinstance(found, Around) and isinstance(found.inside, Block)
+    assert isinstance(found.inside.down, Around)
 
 
 def test_the_model_itself_comes_after_all_inside_it() -> None:

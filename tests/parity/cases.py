@@ -704,8 +704,10 @@ EXPERTS = [
     Case("experts-ep2-zb-v", shares=(6,), dp=((1, 1),), ep=((2, 2),), layers=((1, 1, 1, 1),),
          schedule="zb-v", tied=True, recompute="attention", expert_pieces=2, experts=_ADDING),
     Case("experts-cp2", shares=(4,), dp=((1,),), cp=((2,),), experts=replace(_SIGMOID, z=0.01)),
+    Case("experts-balanced-cp2-tp2-pp2", shares=(5,), dp=((1, 1),), cp=((2, 1),), tp=((2, 1),),
+         layers=((1.5, 2.5),), microbatch=2, recompute="full", by_work=True, experts=_ADDING),
 ]  # fmt: skip
-"""Loads and large logits add to the loss of every stage; without loads samples may be divided."""
+"""Loads and large logits add to the loss of every stage."""
 
 _LOW = LatentSpec(q_rank=5, kv_rank=6, d_rope=4, d_value=3)
 _DEEPSEEK = replace(_BIASED, d_ff=8, dense_layers=1)

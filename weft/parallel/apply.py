@@ -64,7 +64,6 @@ def check_entries(layout: Mapping[str, Layout], modules: Mapping[str, nn.Module]
             raise ConfigError("layout", kind, "an entry for every module", hint)
 
 
-_FREE_PLACE = "a place that no form of another axis has taken"
 _ONLY_HOLD = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
 """Kinds of modules that only hold others, and compute nothing by themselves."""
 
@@ -108,8 +107,8 @@ def apply_layout(
     ]
     here = {where: entry for where, entry in layout.items() if where in modules}
     inside_first = sorted(here, key=lambda where: len(where and where.split(".")), reverse=True)
-    for along in reversed(found):  # a split form may stand around that of an axis further inside
-        for where in inside_first:
+    for where in inside_first:  # a form may take a place, and what is in it is elsewhere then
+        for along in reversed(found):  # and stand around that of an axis further inside
             modules[where] = along.split(model, where, modules[where], here[where])
     for gathers in (True, False):  # what is cut by several axes is put together from the inside
         for along in reversed(found) if gathers else found:
@@ -150,9 +149,9 @@ class _Along:
             form = None if dim is None else divided_form(self.layout, where, dim, self.axis)
             if dim is not None and form is not None:
                 split = self._split(module, where, said, dim, form)
-                if not where or _at(model, where) is not module:
-                    expected = "a module inside the model" if not where else _FREE_PLACE
-                    raise ConfigError(f"layout.{where}", type(module).__name__, expected)
+                if not where:
+                    kind, expected = type(module).__name__, "a module inside the model"
+                    raise ConfigError("layout.", kind, expected)
                 model.set_submodule(where, split)
                 module = split
         pieces = self._pieces(entry)
@@ -248,14 +247,6 @@ class _Along:
     def _runtime(self, where: str) -> Runtime:
         assert self.axis.name in self.runtimes, f"{where}: {self.axis.name} has no runtime"
         return self.runtimes[self.axis.name]
-
-
-def _at(model: nn.Module, where: str) -> nn.Module | None:
-    """The module in a place; None where there is none any more."""
-    try:
-        return model.get_submodule(where)
-    except AttributeError:
-        return None
 
 
 def _before(change: Change, place: int) -> Any:

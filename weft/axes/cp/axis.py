@@ -25,6 +25,7 @@ class ContextParallel(Axis):
         {
             "Attention": "own_queries",
             "LatentAttention": "own_queries",
+            "Balance": "OwnTokens",
             "LargeLogits": "OwnTerm",
             "LinearCrossEntropy": "OwnTargets",
             "VocabCrossEntropy": "OwnTargets",

@@ -98,15 +98,15 @@ def _dense(dims: DecoderDims) -> dict[str, Layout]:
 
 
 _OF_SAMPLES = (
-    "Loads and what an expert has room for are of whole samples: it can where model.experts has "
-    "balance: 0, capacity: null and choice: tokens."
+    "What an expert has room for is of whole samples: it can where model.experts has "
+    "capacity: null and choice: tokens."
 )
 
 
 def _experts(experts: ExpertsSpec, dims: DecoderDims) -> dict[str, Layout]:
     """A part of each expert's hidden channels makes a term of the result, and tokens of all samples
     go to an expert. The gate looks at one token after the other, and has scores of every expert;
-    but loads and limits are of a whole sequence."""
+    but limits are of a whole sequence."""
     d_model, d_ff = dims.d_model, dims.d_ff
     if experts.d_ff:
         d_ff = replace(d_ff, size=experts.d_ff)
@@ -114,7 +114,8 @@ def _experts(experts: ExpertsSpec, dims: DecoderDims) -> dict[str, Layout]:
     scores = replace(count, name="scores")
     has_bias = experts.bias_step is not None
     has_room = experts.room(dims.seq.size) is not None
-    looks_along = replace(dims.seq, words=_OF_SAMPLES) if experts.balance or has_room else None
+    looks_along = replace(dims.seq, words=_OF_SAMPLES) if has_room else None
+    terms = ("balance", "Balance", experts.balance), ("large_logits", "LargeLogits", experts.z)
     wide = Layout(params={"weight": (count, d_ff, d_model)})
     found = {
         "ff": Layout(
@@ -126,7 +127,11 @@ def _experts(experts: ExpertsSpec, dims: DecoderDims) -> dict[str, Layout]:
             settled=("bias",) if has_bias else (),
             mixes=looks_along,
         ),
-        **({"ff.large_logits": Layout(kind="LargeLogits", mixes=dims.seq)} if experts.z else {}),
+        **{
+            f"ff.{name}": Layout(kind=kind, mixes=dims.seq)
+            for name, kind, factor in terms
+            if factor
+        },
         "ff.gate": wide,
         "ff.up": wide,
         "ff.down": Layout(params={"weight": (count, d_model, d_ff)}),

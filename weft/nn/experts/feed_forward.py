@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from weft.config.errors import ConfigError
 from weft.nn.experts.choice import Pairs, all_choices, earliest, of_experts, pieces_of
-from weft.nn.experts.gates import GATES, balance_loss, routed, z_loss
+from weft.nn.experts.gates import GATES, balance_loss, loads_of, routed, z_loss
 from weft.nn.experts.grouped import (
     Visit,
     by_expert,
@@ -69,6 +69,14 @@ def check_tasks(tasks: Tensor, many: int) -> None:
         raise ConfigError("tasks", int(wrong[0]), f"numbers from 0 to {many - 1}", hint)
 
 
+class Balance(nn.Module):
+    """``balance_loss`` as a module, for what is added up over tokens."""
+
+    def forward(self, scores: Tensor, loads: Tensor) -> Tensor:
+        """``[batch, seq, experts]`` and ``[batch, experts]`` to a scalar."""
+        return balance_loss(scores, loads)
+
+
 class LargeLogits(nn.Module):
     """``z_loss`` as a module, for what is added up over tokens."""
 
@@ -120,6 +128,7 @@ class Experts(nn.Module):
         self._spec, self._room = spec, spec.room(seq_len)
         assert self._room != 0, f"{spec} of samples of {seq_len} tokens: no room for one"
         self.router = Gate(d_model, spec)
+        self.balance = Balance() if spec.balance and spec.choice == "tokens" else None
         self.large_logits = LargeLogits() if spec.z else None
         self.gate = Expert(spec.count, d_model, d_ff)
         self.up = Expert(spec.count, d_model, d_ff)
@@ -190,9 +199,10 @@ class Experts(nn.Module):
             assert self._room is not None, "experts choose as many as they have room for"
             return of_experts(scores, spec, room=self._room), more
         chosen = routed(scores.flatten(0, 1), spec, self.router.bias)
-        if torch.is_grad_enabled() and spec.balance:
+        if torch.is_grad_enabled() and self.balance is not None:
             by_sample = chosen.experts.view(*scores.shape[:2], spec.top_k)
-            more = more + spec.balance * balance_loss(scores, by_sample)
+            loads = loads_of(by_sample, scores.shape[-1])
+            more = more + spec.balance * self.balance(scores, loads)
         if self._room is None:
             return all_choices(chosen), more
         size, experts = len(scores), scores.shape[-1]

@@ -61,19 +61,19 @@ def _of_groups(scores: Tensor, spec: ExpertsSpec) -> Tensor:
     return groups.masked_fill(is_out[..., None], -torch.inf).flatten(-2)
 
 
-def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:
+def balance_loss(scores: Tensor, loads: Tensor) -> Tensor:
     """The loss of unequal loads, by sequence (arXiv 2412.19437, equations 17 to 20), times tokens.
 
-    ``scores`` ``[batch, seq, experts]``, ``experts`` ``[batch, seq, top_k]``. For each sequence the
-    sum over experts of the part of tokens that chose it, times experts over ``top_k``, times its
-    mean score: 1 where loads are equal. Of a sequence alone, so no plan changes it; times its
-    tokens, so that it is added to losses of tokens. A scalar.
+    ``scores`` ``[batch, seq, experts]``, ``loads`` ``[batch, experts]``: how often tokens of the
+    sequence chose each. For each sequence the sum over experts of its part of these choices, times
+    experts, times its mean score: 1 where loads are equal. Of a sequence alone, so no plan changes
+    it; times its tokens, so that it is added to losses of tokens, and tokens that are a part of a
+    sequence have a part of it. A scalar.
     """
-    seq, experts_in_all = scores.shape[1:]
-    tokens = _chosen(experts, experts_in_all)  # [batch, experts]
-    means = (scores / scores.sum(-1, keepdim=True)).mean(1)
-    loads = tokens.to(scores.dtype) * (experts_in_all / (experts.shape[-1] * max(seq, 1)))
-    return (loads * means).sum() * seq
+    loads = loads.to(scores.dtype)
+    parts = loads / loads.sum(-1, keepdim=True).clamp(min=1)
+    shares = (scores / scores.sum(-1, keepdim=True)).sum(1)
+    return (parts * shares).sum() * scores.shape[-1]
 
 
 def z_loss(logits: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def z_loss(logits: Tensor) -> Tensor:
     return logits.logsumexp(-1).square().sum()
 
 
-def _chosen(experts: Tensor, experts_in_all: int) -> Tensor:
+def loads_of(experts: Tensor, experts_in_all: int) -> Tensor:
     """``[batch, seq, top_k]`` to how often each was chosen, ``[batch, experts]``."""
     flat = experts.flatten(1)
     found = flat.new_zeros(len(flat), experts_in_all)

@@ -14,7 +14,7 @@ from weft.config.errors import ConfigError
 from weft.nn.attention import Attention
 from weft.nn.causal_attention import causal_attention
 from weft.nn.documents import Packed
-from weft.nn.experts.feed_forward import LargeLogits
+from weft.nn.experts.feed_forward import Balance, LargeLogits
 from weft.nn.full_attention import full_attention
 from weft.nn.fused_parts import kernel_for
 from weft.nn.latent_attention import LatentAttention
@@ -111,6 +111,20 @@ class OwnTerm(nn.Module):
         return there_and_back(self.loss(x), self._added, _same)
 
 
+class OwnTokens(nn.Module):
+    """Likewise what is added for unequal loads: these are of whole samples."""
+
+    def __init__(self, loss: nn.Module, total: Sum) -> None:
+        super().__init__()
+        self.loss = loss
+        self._added = partial(_added, total.group)
+
+    def forward(self, scores: Tensor, loads: Tensor) -> Tensor:
+        """``[batch, own seq, experts]``, and ``[batch, experts]`` of own positions, to a scalar."""
+        loads = there_and_back(loads, self._added, _same)
+        return there_and_back(self.loss(scores, loads), self._added, _same)
+
+
 def _added(group: AxisGroup, term: Tensor) -> Tensor:
     total = term.clone()
     group.comm.all_reduce(total, name="losses", group=group.ranks)
@@ -124,6 +138,7 @@ def _same(grad: Tensor) -> Tensor:
 SPLIT_FORMS: Mapping[type[nn.Module], SplitForm] = {
     Attention: own_queries,
     LatentAttention: own_queries,
+    Balance: OwnTokens,
     LargeLogits: OwnTerm,
     LinearCrossEntropy: OwnTargets,
     VocabCrossEntropy: OwnTargets,
