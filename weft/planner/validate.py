@@ -12,7 +12,7 @@ from typing import get_args
 
 from weft.axes.axis import Axis
 from weft.axes.check import check_layout
-from weft.axes.held import held
+from weft.axes.held import tiling
 from weft.axes.registry import AXES
 from weft.cluster.cluster import HOST
 from weft.config.axes import MODEL_AXES, SAMPLE_AXES, UNLIKE
@@ -435,8 +435,8 @@ def least_heads(dims: Collection[Dim], mesh: Mesh) -> int:
     left = [1]
     for dim in (dim for dim in dims if dim.name == "heads"):
         each = dim.size // max(1, dim.num_groups * dim.units)
-        held_by = (held([dim], "inner", mesh, mesh.coordinate(rank)) for rank in mesh.ranks)
-        left = [sum(map(len, ranges)) // each for (ranges,) in held_by]
+        held_by = set(tiling([dim], "inner", mesh).boxes.values())
+        left = [sum(box.numel for box in boxes) // each for boxes in held_by]
     return min(left)
 
 

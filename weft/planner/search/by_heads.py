@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from weft.models.registry import dims_of_model
 from weft.plan.plan import StagePlan
@@ -24,11 +24,11 @@ def by_heads(candidate: Candidate, problem: Problem) -> Candidate:
 def _tried(candidate: Candidate, problem: Problem) -> Iterator[Candidate]:
     yield candidate
     stages = [stage for _, _, stage in candidate.plan.stages()]
-    dims = dims_of_model(problem.workload.spec)
+    least = cache(partial(least_heads, dims_of_model(problem.workload.spec)))
     for ways in range(2, max(map(_most, stages)) + 1):
         plan = candidate.plan.each(partial(_divided, ways))
         here = [stage for _, _, stage in plan.stages() if stage.head_ways > 1]
-        if not here or any(ways > least_heads(dims, stage.mesh) for stage in here):
+        if not here or any(ways > least(stage.mesh) for stage in here):
             continue
         memory = problem.memory(plan)
         if have_room(plan, problem, memory):
