@@ -1,7 +1,7 @@
 """What the search asks of one pipeline says the same as what users see, and its bounds hold."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, islice
 from math import inf
@@ -93,18 +93,17 @@ def test_a_split_has_its_place_within_the_time_it_takes(kind: str) -> None:
         route, layers = each.route, each.line.layers
         seconds = route.seconds(layers) * (1 + ROUNDING)
         free = [sum(layers)] * len(layers)
-        for most in (route.most_within(seconds, free), _where_it_fits(each, seconds)):
+        for most in (route.most_within(seconds, free), *_where_it_fits(each, seconds)):
             held = zip(layers, most, strict=True)
             assert all(n <= limit for n, limit in held), (each, most)
             assert has_place(route.least, most, sum(layers))
 
 
-def _where_it_fits(each: Drawn, seconds: float) -> list[int]:
-    """Limits that count memory too; as if there were none where the split does not fit."""
-    room = zip(each.line.layers, each.route.room, strict=True)
-    if all(n <= limit for n, limit in room):
-        return each.route.most_within(seconds)
-    return list(each.line.layers)
+def _where_it_fits(each: Drawn, seconds: float) -> Iterator[list[int]]:
+    """Limits that count memory too, all of it and as quickly as it is counted, where it fits."""
+    for room in each.route.room, each.route.roomy:
+        if all(n <= limit for n, limit in zip(each.line.layers, room, strict=True)):
+            yield each.route.most_within(seconds - each.route.once, room)
 
 
 def test_bounds_are_of_use() -> None:
@@ -120,16 +119,18 @@ def test_bounds_are_of_use() -> None:
 
 def test_room_is_what_fits() -> None:
     """The most layers with which a rank's bytes are within the budget, and not one more."""
-    tight = 0
+    tight = fuller = 0
     for each in draws("bf16") + draws("cores"):
         route, total = each.route, each.costs.workload.spec.num_layers
-        for mesh, most in enumerate(route.room):
+        for mesh, (most, quickly) in enumerate(zip(route.room, route.roomy, strict=True)):
+            assert most <= quickly
+            fuller += most < quickly
             budget = each.costs.budgets[route.ranks[mesh].pool]
             assert most < 0 or route.bytes(mesh, most) <= budget
             if most < total:
                 tight += 1
                 assert route.bytes(mesh, most + 1) > budget
-    assert tight > 50
+    assert tight > 50 and fuller > 5
 
 
 FAR = {"gpipe": (ROUNDING, ROUNDING), "1f1b": (0.005, 0.02), "zb-h1": (0.005, 0.02)}

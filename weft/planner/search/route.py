@@ -17,6 +17,8 @@ from weft.schedules.known import Pattern, held_at_peak
 from weft.schedules.registry import SCHEDULES
 from weft.simulate.tape import seconds_each, tape_of
 
+Peak = tuple[tuple[int, ...], float]
+"""Of a mesh: microbatches of its stages, and tensors at its borders."""
 FULL_AFTER = 3
 """Microbatches for each mesh, after which the next for each is taken for all that follow."""
 REPEATING = ("1f1b", "zb-h1")
@@ -86,8 +88,8 @@ class Route:
         return Pattern(line.schedule, meshes, stages, many, line.in_flight)
 
     @cached_property
-    def peaks(self) -> list[tuple[tuple[int, ...], float]]:
-        """Of each mesh: microbatches of its stages, and tensors at its borders."""
+    def peaks(self) -> list[Peak]:
+        """Of each mesh."""
         borders = borders_at_peak(self.pattern, self.course.largest_message)
         return list(zip(held_at_peak(self.pattern), borders, strict=True))
 
@@ -194,8 +196,11 @@ class Route:
     def bytes(self, mesh: int, layers: int) -> float:
         """Memory of one rank of a mesh that holds so many layers; without end where its host has
         no room for what waits there."""
+        return self._bytes(mesh, self.peaks[mesh], layers)
+
+    def _bytes(self, mesh: int, peak: Peak, layers: int) -> float:
         state = working = buffers = runtime = on_host = 0.0
-        held, borders = self.peaks[mesh]
+        held, borders = peak
         rank, chunks = self.ranks[mesh], len(held)
         for number, (stage, count) in enumerate(zip(self.positions[mesh], held, strict=True)):
             share = (layers + chunks - 1 - number) // chunks
@@ -212,29 +217,36 @@ class Route:
     @cached_property
     def room(self) -> list[int]:
         """The most layers that each mesh has memory for; -1 where not even none fit."""
+        return self._room(self.peaks)
+
+    @cached_property
+    def roomy(self) -> list[int]:
+        """Likewise if nothing were held at borders, which takes long to count; no less than that.
+        """
+        return self._room([(held, 0.0) for held in held_at_peak(self.pattern)])
+
+    def _room(self, peaks: Sequence[Peak]) -> list[int]:
         most, rooms = self.costs.num_layers, self.costs.rooms
         result = []
-        for mesh, peak in enumerate(self.peaks):
+        for mesh, peak in enumerate(peaks):
             rank = self.ranks[mesh]
             key = rank, peak, self.course.ends[mesh]
             if key not in rooms:
-                needed = partial(self.bytes, mesh)
+                needed = partial(self._bytes, mesh, peak)
                 rooms[key] = most_for(needed, self.costs.budgets[rank.pool], most)
             result.append(rooms[key])
         return result
 
-    def most_within(self, seconds: float, room: Sequence[int] | None = None) -> list[int]:
-        """The most layers of each mesh with which a step may take no more, and that fit.
+    def most_within(self, seconds: float, room: Sequence[int]) -> list[int]:
+        """The most layers of each mesh, of those that it has room for, with which a step may take
+        no more, without what is done once.
 
         What the others cannot hold a mesh must, and that delays those behind it: so twice.
-        ``room``: what fits, if not what memory says; then at any level of ZeRO.
         """
         total = self.costs.num_layers
-        fits = self.room if room is None else room
-        least, most, bounds = self.least, list(fits), self.bounds
-        seconds -= self.once if room is None else 0.0
+        least, most, bounds = self.least, list(room), self.bounds
         for again in (True, False):
-            most = [min(layers, bounds.most(mesh, seconds)) for mesh, layers in enumerate(fits)]
+            most = [min(layers, bounds.most(mesh, seconds)) for mesh, layers in enumerate(room)]
             spare = sum(most) - total
             if spare < 0:
                 break

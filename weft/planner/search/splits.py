@@ -33,15 +33,14 @@ def explore(route: Route, cutoff: float, *, brief: bool = False) -> Explored:
     """The best split that takes less than ``cutoff`` seconds; ``brief``: the one that balances the
     meshes best, whatever it takes."""
     total = route.costs.num_layers
-    if not has_place(route.least, route.room, total):
-        return Explored(None, 0, fits=False)
-    if not has_place(route.least, route.most_within(cutoff), total):
-        return Explored(None, 0)
+    no = _ruled_out(route, route.roomy, cutoff) or _ruled_out(route, route.room, cutoff)
+    if no is not None:
+        return no
     first = filled(route, total)
     best = route.timed(first)
     if brief:
         return Explored(best, 1)
-    most = route.most_within(min(best.seconds, cutoff))
+    most = route.most_within(min(best.seconds, cutoff) - route.once, route.room)
     bearable = max(_FEW, min(MOST_SPLITS, MOST_ACTIONS // route.actions))
     if count_splits(route.least, most, total) > bearable:
         return Explored(best, 1)
@@ -50,6 +49,15 @@ def explore(route: Route, cutoff: float, *, brief: bool = False) -> Explored:
     if others and min(seconds) < best.seconds:
         best = route.timed(others[seconds.index(min(seconds))])
     return Explored(best, 1 + route.plays(len(others)))
+
+
+def _ruled_out(route: Route, room: Sequence[int], cutoff: float) -> Explored | None:
+    """What becomes of a route that does not fit where its meshes have such room, or is too slow."""
+    total = route.costs.num_layers
+    if not has_place(route.least, room, total):
+        return Explored(None, 0, fits=False)
+    within = route.most_within(cutoff - route.once, room)
+    return None if has_place(route.least, within, total) else Explored(None, 0)
 
 
 def too_slow(route: Route, cutoff: float) -> bool:
