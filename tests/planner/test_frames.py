@@ -33,8 +33,17 @@ EVERYTHING = 1e9
 
 
 def frames_of(space: Space, num_pools: int) -> dict[object, Frame]:
-    pools = range(num_pools)
-    made = space.alone(0, EVERYTHING) if num_pools == 1 else space.mixed(pools, EVERYTHING)
+    """The refined ones, by what they are."""
+    if num_pools > 1:
+        made = space.mixed(range(num_pools), EVERYTHING)
+    else:
+        rough = list(space.alone(0, EVERYTHING))
+        made = list(map(space.refined, rough))
+        assert any(
+            one.per_sample_s < two.per_sample_s for one, two in zip(rough, made, strict=True)
+        )
+        for one, two in zip(rough, made, strict=True):
+            assert one.per_sample_s <= two.per_sample_s * (1 + 1e-12), (one, two)
     return {(frame.micro, frozenset(frame.sections)): frame for frame in made}
 
 

@@ -76,6 +76,8 @@ class Frame(NamedTuple):
     """Part of a layer's time that is forward, at least."""
     backward: float
     """Likewise; the rest is what it takes once a step."""
+    rough: bool = False
+    """Quickly made: what a step does once is not in it; see ``Space.refined``."""
 
     def least_s(self, samples: int, schedules: Sequence[ScheduleName]) -> float:
         """Of a step with some of these schedules, at least: while pipelines fill and empty, not all
@@ -128,7 +130,8 @@ class Space:
         return even if len(even) <= MOST_MICROS else [n for n in even if n & (n - 1) == 0]
 
     def alone(self, pool: int, per_sample_s: float) -> Iterator[Frame]:
-        """Pipelines on one kind of chip, of which the bound is below ``per_sample_s``.
+        """Pipelines on one kind of chip, of which the bound is below ``per_sample_s``, as far as it
+        is quickly known: most are told by that.
 
         Every rank has as many samples.
         """
@@ -150,25 +153,32 @@ class Space:
                 if why := self._unmade(section, b, micro):
                     self.unmade[why] += 1
                     continue
-                part = micro / self.samples
-                ends_s = min(self.meshes.ends_s(section, b, part), unit.ends_s)
-                unit = self.meshes.unit_with_once(section, b, part)._replace(ends_s=ends_s)
-                least_s = max(self._alone_s(unit, section), micro * carried_s) / micro
-                if least_s >= per_sample_s:
-                    self.unmade["bound"] += 1
-                    continue
-                speeds = ((1 / unit.layer_s, placed.meshes),)
-                first = first or self._frame(least_s, micro, (section,), speeds, [unit])
-                yield first._replace(
-                    per_sample_s=least_s,
-                    micro=micro,
-                    sections=(section,),
-                    late_s=least_s * first.stretch,
-                    speeds=speeds,
-                    num_layers=self.num_layers + unit.ends,
-                    forward=unit.forward,
-                    backward=unit.backward,
-                )
+                first = first or self._frame(0.0, micro, (section,), (), [unit])
+                like = first._replace(micro=micro, sections=(section,), rough=True)
+                yield self._promising(like, least_s / micro, unit)
+
+    def refined(self, frame: Frame) -> Frame:
+        """The same one, of one kind of chip, with what a step does once."""
+        (section,) = frame.sections
+        b, part = frame.micro // section.ways, frame.micro / self.samples
+        unit = self.meshes.unit(section.pool, inner_of(section.axes), section.recompute, b)
+        ends_s = min(self.meshes.ends_s(section, b, part), unit.ends_s)
+        unit = self.meshes.unit_with_once(section, b, part)._replace(ends_s=ends_s)
+        least_s = self._alone_s(unit, section) / frame.micro
+        least_s = max(least_s, self.crossings.inside_s(section))
+        return self._promising(frame._replace(rough=False), least_s, unit)
+
+    def _promising(self, frame: Frame, least_s: float, unit: Unit) -> Frame:
+        """It with a bound of its own, of a sample."""
+        (section,) = frame.sections
+        return frame._replace(
+            per_sample_s=least_s,
+            late_s=least_s * frame.stretch,
+            speeds=((1 / unit.layer_s, section.meshes),),
+            num_layers=self.num_layers + unit.ends,
+            forward=unit.forward,
+            backward=unit.backward,
+        )
 
     def _alone_s(self, unit: Unit, section: Section) -> float:
         """Of a microbatch on the fullest of a section's meshes, at least."""

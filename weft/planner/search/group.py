@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
+from heapq import heapify, heappop, heappush
 from itertools import chain, permutations, product
 from math import factorial, inf
 from operator import attrgetter
@@ -81,6 +82,7 @@ class Known:
     per_sample_s: float
     """Slower ones were left out."""
     frames: list[Frame]
+    refined: Callable[[Frame], Frame]
 
 
 class Look(NamedTuple):
@@ -190,15 +192,24 @@ class Group:
         enough: Callable[[], int],
     ) -> float:
         """Frames, the first first; returns the least that a step takes by then."""
-        slow, left, samples = list[Frame](), list[Frame](), asked.samples
-        for number, seen in enumerate(every):
-            frame, free = seen.frame, look.first and number < asked.uncut
+        slow, left, samples, looked = list[Frame](), list[Frame](), asked.samples, 0
+        turns = [(s.seconds, self._guess(s.frame, samples), n) for n, s in enumerate(every)]
+        heapify(turns)
+        while turns:
+            *_, number = heappop(turns)
+            seen = every[number]
+            frame, free = seen.frame, look.first and looked < asked.uncut
             schedules = self._schedules(frame, first=look.first)
             if not free and frame.is_slow(samples, schedules, asked.nearly * cutoff):
                 slow.append(frame)
             elif self.ledger.effort > enough():
                 left.append(frame)
+            elif frame.rough:
+                assert self._known is not None, frame
+                seen.frame = self._known.refined(frame)
+                heappush(turns, (seen.seconds, self._guess(seen.frame, samples), number))
             else:
+                looked += 1
                 limit = inf if free else asked.nearly * cutoff / frame.stretch
                 with self._uncounted() if look.brief else nullcontext():
                     lines = self._lines(frame, samples, schedules, asked.kept)
@@ -247,7 +258,7 @@ class Group:
         return bool(sections) and all(kept.level in self._useful(each) for each in sections)
 
     def _frames(self, samples: int, cutoff: float, *, shown: bool) -> list[Frame]:
-        """Most promising first. Those of a like share will do. ``shown``: so are slower ones."""
+        """Those of a like share will do. ``shown``: so are slower ones."""
         known = self._known
         if (
             known is None
@@ -265,12 +276,10 @@ class Group:
             for kind, words in UNMADE.items():
                 self.ledger.considered += space.unmade[kind]
                 self.ledger.pruned.add(kind, f"{self.words}: {words}", space.unmade[kind])
-            if len(self.pools) == 1:
-                frames.sort(key=lambda frame: self._guess(frame, samples))
-            elif not space.few:
+            if len(self.pools) > 1 and not space.few:
                 much = self._part_of(self.options.effort) // LITTLE
                 frames.sort(key=lambda frame: self._effort(frame, samples) > much)
-            self._known = known = Known(samples, slowest, frames)
+            self._known = known = Known(samples, slowest, frames, cache(space.refined))
         frames = [frame for frame in known.frames if frame.micro <= samples]
         self.ledger.considered += sum(self._children(frames, first=f) for f in (True, False))
         return frames
@@ -281,7 +290,10 @@ class Group:
         return 2 * MAKING * frame.num_meshes * microbatches * factorial(len(frame.sections))
 
     def _guess(self, frame: Frame, samples: int) -> float:
-        """About what a step takes: only the order in which frames are looked at goes by it."""
+        """About what a step takes: only the order in which frames are looked at goes by it, where
+        these are not in one."""
+        if len(self.pools) > 1:
+            return 0.0
         microbatches = -(-samples // frame.micro)
         idle = (frame.num_meshes - 1) / microbatches / 2
         return frame.late_s * (1 + idle)
