@@ -1,6 +1,7 @@
 """What is said of a run's last start is of that start alone."""
 
 import json
+import shutil
 from pathlib import Path
 from statistics import fmean, median
 
@@ -8,6 +9,24 @@ import pytest
 
 from weft.cli.main import run
 from weft.report.metrics import read_metrics
+
+
+def test_checkpoints_that_lie_elsewhere_are_not_begun_again(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither in another folder nor in the run's own, whatever lies in its records."""
+    asked = ["train", "tiny.yaml", "--out", "mine", "--quiet"]
+    to = f"checkpoint.to={here / 'stored'}"
+    assert run([*asked, to, "--steps", "3"]) == 0
+    lines = (here / "mine/metrics.jsonl").read_text()
+    for other in ("checkpoint.to=null", f"checkpoint.to={here / 'other'}"):
+        assert run([*asked, other, "--steps", "5"]) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"They lie in {here / 'stored'}: name that, copy them" in said
+        assert (here / "mine/metrics.jsonl").read_text() == lines
+    shutil.move(here / "stored", here / "other")
+    assert run([*asked, f"checkpoint.to={here / 'other'}", "--steps", "4"]) == 0
+    assert [each.step for each in read_metrics(here / "mine/metrics.jsonl")[0]] == [1, 2, 3, 4]
 
 
 def test_numbers_after_a_second_start_are_of_its_steps(

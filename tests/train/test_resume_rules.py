@@ -57,6 +57,36 @@ def test_what_would_be_another_run_is_refused(tmp_path: Path, override: str, key
     assert [error.key for error in caught.value.errors] == [key]
 
 
+FROZEN = "optim.groups=[{params: 'layers.1.*'}, {params: 'layers.*', trainable: false}]"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "keys"),
+    [
+        ("", "optim.kind=sgd", ["optim.kind"]),
+        ("optim.kind=muon", "optim.kind=adafactor", ["optim.kind"]),
+        ("optim={kind: sgd, momentum: 0}", "optim={kind: sgd, momentum: 0.5}", ["optim.momentum"]),
+        ("optim={kind: sgd, momentum: 0.5}", "optim={kind: sgd, momentum: 0}", []),
+        (FROZEN, FROZEN.replace("1.*'", "1.*', lr_scale: 0.5"), []),
+        (FROZEN, FROZEN.replace("1.*", "0.*"), ["optim.groups[0].params"]),
+        ("", "optim.groups=[{params: 'layers.*', weight_decay: 0}]", []),
+        (FROZEN, "", [f"optim.groups[{n}].params" for n in (0, 1)]),
+    ],
+)
+def test_what_needs_other_state_than_was_kept_is_refused(
+    tmp_path: Path, before: str, now: str, keys: list[str]
+) -> None:
+    """Before any work: no older checkpoint has it either."""
+    started(tmp_path, *filter(None, [before]))
+    config = load_config("debug", [*filter(None, [now])]).config
+    if not keys:
+        assert changes(tmp_path, config)
+        return
+    with pytest.raises(ConfigErrors, match="checkpoint.load to begin it with these weights") as why:
+        changes(tmp_path, config)
+    assert set(keys) <= {error.key for error in why.value.errors}
+
+
 def test_a_run_named_otherwise_is_the_same(tmp_path: Path) -> None:
     started(tmp_path, "name=one")
     assert changes(tmp_path, load_config("debug", ["name=two"]).config) == []

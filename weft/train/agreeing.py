@@ -17,7 +17,7 @@ from weft.checkpoint.agent.lease import Lease
 from weft.checkpoint.convert import import_hf
 from weft.checkpoint.entry import CheckpointError, told
 from weft.checkpoint.index import INDEX
-from weft.checkpoint.place import FOLDER, KEY, Place
+from weft.checkpoint.place import KEY, Place, checkpoints_of
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.checkpoint.remote.owner import Owner, looked
 from weft.checkpoint.remote.path import RemotePath
@@ -297,10 +297,11 @@ def _in_storage(job: Job, comm: Comm) -> Checkpoint | None:
     """What to go on from, as far as it was written; None for a new run. Collective."""
     root = job.checkpoints
     found = found_by_first(comm, root, partial(_found, rewinds=job.out / REWINDS_FILE))
-    if found is None and root != job.out / FOLDER and _has_any(job.out / FOLDER):
+    before = checkpoints_of(job.out)
+    if found is None and root != before and _has_any(before):
         expected = f"storage that holds the checkpoints of {job.out}"
-        hint = "Copy them there, leave the key out, or begin with another --out."
-        raise ConfigError(KEY, str(root), expected, hint)
+        hint = f"They lie in {before}: name that, copy them, or begin with another --out."
+        raise ConfigError(KEY, job.config.checkpoint.to, expected, hint)
     return found
 
 

@@ -20,6 +20,7 @@ from weft.checkpoint.store import folder_step, read_latest
 from weft.config.check import flat
 from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.config.load import load_config
+from weft.config.optim_sections import OptimConfig, SgdConfig
 from weft.config.sections import Config
 
 LOGS = "logs"
@@ -140,11 +141,16 @@ def changes(out: Path, config: Config) -> list[str]:
     saved = out / CONFIG_FILE
     if not saved.exists():
         return []
-    before, now = dict(flat(_saved_config(saved))), dict(flat(config))
+    began = _saved_config(saved)
+    before, now = dict(flat(began)), dict(flat(config))
     differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     fixed = [key for key in differing if key not in _FREE and f"{key}.".startswith(_FIXED)]
+    kept = [key for key in differing if _changes_state(key, began.optim, config.optim)]
+    fixed = [*fixed, *kept]
     if fixed:
         hint = f"The run in {out} began so. Use another --out for another run."
+        if kept:
+            hint = f"{hint[:-1]}, and checkpoint.load to begin it with these weights."
         raise ConfigErrors(
             ConfigError(key, now.get(key), show(before.get(key)), hint) for key in fixed
         )
@@ -153,6 +159,24 @@ def changes(out: Path, config: Config) -> list[str]:
         for key in differing
         if key != "name"
     ]
+
+
+def _changes_state(key: str, before: OptimConfig, now: OptimConfig) -> bool:
+    """The value decides what checkpoints hold of the optimizer, or of which parameters, and it
+    needs what was not kept before."""
+    if key.startswith("optim.groups"):
+        return _up_to_frozen(before) != _up_to_frozen(now)
+    if key == "optim.momentum" and isinstance(before, SgdConfig):
+        return before.momentum == 0
+    return key == "optim.kind"
+
+
+def _up_to_frozen(optim: OptimConfig) -> list[tuple[str, int | None, bool]]:
+    """What decides which parameters are not trained: a parameter is of the first group it fits."""
+    parts = [(each.params, each.narrower_than, each.trainable) for each in optim.groups]
+    while parts and parts[-1][-1]:
+        parts.pop()
+    return parts
 
 
 def _saved_config(file: Path) -> Config:
