@@ -11,10 +11,10 @@ def start() -> None:
     try:
         with uncollected():
             from weft.cli.main import main
+        main()
     except KeyboardInterrupt:
         sys.stderr.write("stopped before it began\n")
         sys.exit(STOPPED)
-    main()
 
 
 if __name__ == "__main__":

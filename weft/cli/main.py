@@ -23,7 +23,7 @@ from weft.cli.saved import report
 from weft.cli.target import OVERRIDES
 from weft.cli.train import TrainOptions, train
 from weft.cli.tune import TuneOptions, tune
-from weft.config.errors import ConfigError, ConfigErrors, RunError
+from weft.config.errors import STOPPED, ConfigError, ConfigErrors, RunError
 from weft.config.load import config_schema
 from weft.version import __version__
 
@@ -108,7 +108,7 @@ app.command(rich_help_panel=MACHINE)(schema)
 
 
 def main() -> None:
-    """Run a command. Exit code 0: done; 2: the user's mistake; 1: anything else."""
+    """Run a command. Exit code 0: done; 2: the user's mistake; 75: stopped; 1: anything else."""
     print_anything()
     sys.exit(run(sys.argv[1:]))
 
@@ -131,9 +131,11 @@ def run(arguments: list[str]) -> int:
         return 1
     except SystemExit as exit_:
         code = exit_.code  # what a broken pipe comes to
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     if code == INTERRUPTED:
         err.print("stopped")
-        return 1
+        return STOPPED
     return code or 0
 
 

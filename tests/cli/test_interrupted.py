@@ -1,0 +1,37 @@
+"""Ctrl-C ends every command in a word, whatever it is at."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import weft.__main__ as module
+from weft.cli import main
+
+
+def interrupted(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("where", ["app", "config_schema"])
+def test_it_is_stopped_and_no_failure(
+    where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While commands are put together, and inside of one."""
+    monkeypatch.setattr(main, where, interrupted)
+    assert main.run(["schema"]) == 75
+    assert capsys.readouterr().err == "stopped\n"
+
+
+def ends_with(command: Callable[[], object]) -> object:
+    with pytest.raises(SystemExit) as end:
+        command()
+    return end.value.code
+
+
+def test_what_comes_before_any_command_is_told_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main, "main", interrupted)
+    assert ends_with(module.start) == 75
+    assert capsys.readouterr().err == "stopped before it began\n"
