@@ -15,6 +15,8 @@ def start() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("stopped before it began\n")
         sys.exit(STOPPED)
+    finally:
+        exec("")  # noqa: S102 - else Python ends by the signal, if it came inside another one
 
 
 if __name__ == "__main__":

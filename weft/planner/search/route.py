@@ -221,7 +221,7 @@ class Route:
 
     @cached_property
     def roomy(self) -> list[int]:
-        """Likewise if nothing were held at borders, which takes long to count; no less than that."""
+        """Likewise if nothing were held at borders, which takes long to count: no less."""
         return self._room([(held, 0.0) for held in held_at_peak(self.pattern)])
 
     def _room(self, peaks: Sequence[Peak]) -> list[int]:
