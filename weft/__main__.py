@@ -16,7 +16,7 @@ def start() -> None:
         sys.stderr.write("stopped before it began\n")
         sys.exit(STOPPED)
     finally:
-        exec("")  # noqa: S102 - else Python ends by the signal, if it came inside another one
+        exec("")
 
 
 if __name__ == "__main__":

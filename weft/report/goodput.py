@@ -188,8 +188,10 @@ def _began(start: Event, before: Sequence[Event]) -> tuple[float, bool]:
     """When a start began, and whether it was a restart within its command."""
     command_s = _command_s(start)
     since = max((at for at, event in enumerate(before) if event.kind == "start"), default=-1)
-    restarts = (e.elapsed_s for e in before[since + 1 :] if e.kind in BEGINNINGS)
-    restart_s = next((each for each in restarts if each >= command_s), None)
+    here = [e for e in before[since + 1 :] if e.elapsed_s >= command_s]
+    restarts = [e.elapsed_s for e in here if e.kind in BEGINNINGS]
+    others = [e.elapsed_s for e in here if e.kind == "replan"]  # ranks that come, or none of that
+    restart_s = restarts[0] if restarts else others[-1] if others else None
     if restart_s is None or since < 0 or not _is_of(before[since], start):
         return max(command_s, 0.0), False
     return restart_s, True
