@@ -1,5 +1,6 @@
 """``python -m weft`` is the ``weft`` command: what torchrun's ``-m`` starts."""
 
+import os
 import sys
 
 from weft.config.errors import STOPPED
@@ -14,9 +15,8 @@ def start() -> None:
         main()
     except KeyboardInterrupt:
         sys.stderr.write("stopped before it began\n")
-        sys.exit(STOPPED)
-    finally:
-        exec("")
+        sys.stderr.flush()
+        os._exit(STOPPED)  # Python would end by the signal, where that came while it made a class
 
 
 if __name__ == "__main__":

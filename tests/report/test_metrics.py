@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -47,6 +50,33 @@ def write(path: Path, steps: range, resume_after: int | None = None) -> None:
     for step in steps:
         writer.write(step_metrics(step))
     writer.close()
+
+
+@pytest.mark.parametrize("torn", [0, 40])
+def test_lines_wait_until_there_is_room(tmp_path: Path, torn: int) -> None:
+    """The third has none, or for its beginning alone."""
+    path, told = tmp_path / "metrics.jsonl", list[str]()
+    write(path, range(1, 3))
+    writer = JsonlWriter(path, 2, told.append)
+    with files_of_at_most(path.stat().st_size + torn):
+        for step in (3, 4):
+            writer.write(step_metrics(step))
+        assert steps_in(path) == [1, 2]
+    writer.write(step_metrics(5))
+    writer.close()
+    assert steps_in(path) == [1, 2, 3, 4, 5]
+    assert told == [f"{path}: File too large. Its lines wait until there is room"]
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """As on a disk that is full."""
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
 
 
 def steps_in(path: Path) -> list[int]:

@@ -23,7 +23,7 @@ from weft.cli.saved import report
 from weft.cli.target import OVERRIDES
 from weft.cli.train import TrainOptions, train
 from weft.cli.tune import TuneOptions, tune
-from weft.config.errors import STOPPED, ConfigError, ConfigErrors, RunError
+from weft.config.errors import STOPPED, ConfigError, ConfigErrors, RunError, no_room
 from weft.config.load import config_schema
 from weft.version import __version__
 
@@ -120,15 +120,9 @@ def run(arguments: list[str]) -> int:
     except (UsageError, typer.Abort) as error:
         code = _tell_usage(error)
     except (ConfigErrors, ConfigError, RunError) as error:
-        text = str(error) if isinstance(error, ConfigErrors) else f"error: {error}"
-        if isinstance(error, RunError) or _speaks():
-            err.print(text, style="red")
-        return error.exit_code if isinstance(error, RunError) else 2
+        return _tell(error)
     except OSError as error:
-        if error.filename is None:  # not a file of the user's: a fault in the program
-            raise
-        err.print(f"error: {error.filename}: {error.strerror}", style="red")
-        return 1
+        return _tell_file(error)
     except SystemExit as exit_:
         code = exit_.code  # what a broken pipe comes to
     except KeyboardInterrupt:
@@ -137,6 +131,21 @@ def run(arguments: list[str]) -> int:
         err.print("stopped")
         return STOPPED
     return code or 0
+
+
+def _tell(error: ConfigErrors | ConfigError | RunError) -> int:
+    text = str(error) if isinstance(error, ConfigErrors) else f"error: {error}"
+    if isinstance(error, RunError) or _speaks():
+        err.print(text, style="red")
+    return error.exit_code if isinstance(error, RunError) else 2
+
+
+def _tell_file(error: OSError) -> int:
+    """Raises it where it is of no file of the user's: a fault in the program."""
+    if error.filename is None and not no_room(error):
+        raise error
+    err.print(f"error: {no_room(error) or f'{error.filename}: {error.strerror}'}", style="red")
+    return 1
 
 
 def _tell_usage(error: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Mapping
 
 STOPPED = 75
@@ -64,6 +65,18 @@ class ConfigErrors(ValueError):  # noqa: N818 - several errors, so a plural
             if error.where:
                 lines.append(f"      {error.where}")
         return "\n".join(lines)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def no_room(error: OSError) -> str:
+    """What there is to say where a file could not be written for want of room; else empty. Such
+    errors often name no file."""
+    if error.errno not in _FULL:
+        return ""
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror}. Make room where it writes, and give the same command again"
 
 
 def show(value: object) -> str:

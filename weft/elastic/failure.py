@@ -29,6 +29,15 @@ class Failure:
     is_gone: bool = False
     """So is its process: it is not at the door."""
 
+    @property
+    def words(self) -> str:
+        """Which rank says what; of one that speaks for all, what each of them does."""
+        return (
+            self.message
+            if self.message.startswith("rank ")
+            else f"rank {self.rank}: {self.message}"
+        )
+
 
 class RanksFailedError(RuntimeError):
     """At least one rank failed; ``first`` is the one that brought the others down.
@@ -41,7 +50,7 @@ class RanksFailedError(RuntimeError):
         self.failures = sorted(failures, key=lambda f: (order.get(f.cause, 2), f.when, f.rank))
         self.first = self.failures[0]
         self.waits = waits if self.first.cause == "peer" else None
-        super().__init__(self.waits or f"rank {self.first.rank}: {self.first.message}")
+        super().__init__(self.waits or self.first.words)
 
 
 ANEW = -1

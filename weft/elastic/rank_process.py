@@ -26,7 +26,7 @@ from typing import Any, Literal, NoReturn
 from weft.comm.abort import Abort
 from weft.comm.address import RankAddress
 from weft.comm.errors import CommError
-from weft.config.errors import ConfigError, ConfigErrors, DivergedError, RunError
+from weft.config.errors import ConfigError, ConfigErrors, DivergedError, RunError, no_room
 from weft.elastic.failure import Cause, Failure
 from weft.train.stop import own_stop
 
@@ -215,7 +215,7 @@ def _give_up(failure: Failure, logs: Path, report: Path, terminal: int) -> NoRet
     try:
         _leave(failure, logs, report)
     except OSError:  # such as the full disk that it failed for
-        said = f"error: rank {failure.rank}: {failure.message}\n{failure.detail}"
+        said = f"error: {failure.words}\n{failure.detail}"
         os.write(terminal, said.encode(errors="replace"))
         os._exit(UNREPORTED)
     # Not sys.exit: waiting for communication threads whose peer is gone could hang.
@@ -245,6 +245,8 @@ def _described(rank: int, error: Exception) -> Failure:
             cause = "diverged"
         case RunError():
             cause = "machine"
+        case OSError() if no_room(error):
+            return Failure(rank, "machine", no_room(error), when=time.time())
         case _:
             text = f"{type(error).__name__}: {error}"
             return Failure(rank, "error", text, traceback.format_exc(), time.time())

@@ -15,7 +15,7 @@ import os
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -116,23 +116,28 @@ class Writer(ABC):
 
 
 class JsonlWriter(Writer):
-    """Appends to ``metrics.jsonl``; a line is on its way to the disk before the call returns.
+    """Appends to ``metrics.jsonl``; a line is on its way to the disk before the call returns. Where
+    it cannot be written nobody ends: it is tried again with the next.
 
     Args:
         resume_after: Step of the checkpoint that the run goes on from. What the file says about
             later steps, and a torn last line, is dropped first: the steps will be run again. None:
             a new run, the file starts empty.
+        tell: Is told when lines begin to wait.
 
     Raises:
         ConfigError: The file to go on with holds something else than metrics.
     """
 
-    def __init__(self, path: Path, resume_after: int | None) -> None:
+    def __init__(
+        self, path: Path, resume_after: int | None, tell: Callable[[str], None] | None = None
+    ) -> None:
         kept: list[str] = []
         if resume_after is not None and path.exists():
             kept = [line for line, record in _records(path) if record["step"] <= resume_after]
         replace_text(path, "".join(f"{line}\n" for line in kept))
-        self._file = path.open("a", encoding="utf-8", newline="\n")
+        self._file = path.open("ab", buffering=0)
+        self._waiting, self._tell = b"", tell
 
     def write(self, metrics: StepMetrics | EvalMetrics) -> None:
         broken = {
@@ -140,11 +145,24 @@ class JsonlWriter(Writer):
             for key, value in asdict(metrics).items()
             if isinstance(value, float) and not math.isfinite(value)
         }
-        self._file.write(json.dumps(asdict(metrics) | broken, allow_nan=False) + "\n")
-        self._file.flush()
+        waited = bool(self._waiting)
+        self._waiting += f"{json.dumps(asdict(metrics) | broken, allow_nan=False)}\n".encode()
+        error = self._written()
+        if error is not None and self._tell is not None and not waited:
+            self._tell(f"{self._file.name}: {error.strerror}. Its lines wait until there is room")
 
     def close(self) -> None:
+        self._written()
         self._file.close()
+
+    def _written(self) -> OSError | None:
+        """All that waits, as far as it can be written; why not all of it."""
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
+        except OSError as error:
+            return error
+        return None
 
 
 def read_metrics(path: Path) -> tuple[list[StepMetrics], list[EvalMetrics]]:

@@ -85,13 +85,13 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
         stack: Closes what is opened here.
     """
     started = time.perf_counter()
-    writers, written = _writers(run, job, stack) if run.is_main else ([], [])
     held_out = data.held_out.open()
     positions = spread(held_out.num_samples, job.config.train.eval_samples)
     mode = job.console if run.is_main else "quiet"
     stream = sys.stderr if job.json else sys.stdout
     log_every = job.config.train.log_every
     with Progress(run.last_step, log_every=log_every, mode=mode, stream=stream) as progress:
+        writers, written = _writers(run, job, stack, progress.warn) if run.is_main else ([], [])
         evaluated = evaluating(run, held_out, positions, writers, progress, written=written)
         traffic, pace = Traffic(run), Pace(run, job.prediction, progress.warn, job.out)
         predicted_s = job.prediction.quantities.step_time_s if job.prediction else None
@@ -156,11 +156,13 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
     return done
 
 
-def _writers(run: Run, job: Job, stack: ExitStack) -> tuple[list[Writer], list[int]]:
+def _writers(
+    run: Run, job: Job, stack: ExitStack, tell: Callable[[str], None]
+) -> tuple[list[Writer], list[int]]:
     """And the steps whose evaluation metrics.jsonl holds, now that later lines were dropped."""
     file = job.out / "metrics.jsonl"
     before = left_by(file, run.first_step)
-    writers: list[Writer] = [JsonlWriter(file, run.first_step or None)]
+    writers: list[Writer] = [JsonlWriter(file, run.first_step or None, tell)]
     writers += optional_writers(job.config.metrics, job.out, run.first_step)
     for writer in writers:
         stack.callback(writer.close)
