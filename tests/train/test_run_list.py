@@ -103,6 +103,15 @@ def test_a_run_that_skips_bad_steps_has_not_diverged_by_one(tmp_path: Path) -> N
         assert run_facts(run).state == run.name
 
 
+@pytest.mark.parametrize(("scale", "state"), [("null", "diverged"), ("8.0", "finished")])
+def test_a_norm_that_is_no_number_counts_as_a_loss(tmp_path: Path, scale: str, state: str) -> None:
+    """But where a loss scale was too large for one step."""
+    run = make(tmp_path, "run", summary='{"step": 3}')
+    last = f'{{"step": 3, "loss": 2.5, "grad_norm": null, "loss_scale": {scale}}}\n'
+    (run / "metrics.jsonl").write_text(last)
+    assert run_facts(run).state == state
+
+
 def test_a_run_that_may_go_back_has_not_diverged(tmp_path: Path) -> None:
     """Nor while it does, for the last time."""
     noted = {"never": None, "once": "[[1, 2]]", "on its way": "[[1, 2], 3]"}

@@ -134,7 +134,7 @@ def _state(
 ) -> State:
     if is_alive(folder):
         return "running"
-    if last and number(last, "loss") is None and _has_diverged(folder, config):
+    if last and _is_bad(last) and _has_diverged(folder, config):
         return "diverged"
     if is_finished:
         return "finished"
@@ -143,8 +143,14 @@ def _state(
     return "failed" if any((folder / "logs").glob("rank*.error")) else "empty"
 
 
+def _is_bad(row: Mapping[str, Any]) -> bool:
+    """A step without finite loss, or gradient norm that no smaller loss scale would make one."""
+    no_norm = row.get("grad_norm", 0.0) is None and row.get("loss_scale") is None
+    return number(row, "loss") is None or no_norm
+
+
 def _has_diverged(folder: Path, config: Mapping[str, Any]) -> bool:
-    """A run whose last step had no finite loss. Where such steps change nothing, a few are none the
+    """A run whose last step was bad. Where such steps change nothing, a few are none the
     worse: as many in a row as end training are. Where it goes back, it has not once it may again,
     nor while it is on its way."""
     if at(config, "recovery", "when_not_finite") == "rewind":
@@ -154,7 +160,7 @@ def _has_diverged(folder: Path, config: Mapping[str, Any]) -> bool:
         return True
     most = number(config, "train", "stop_after_non_finite")
     rows = steps_from_the_end(folder / "metrics.jsonl", math.inf)
-    bad = sum(1 for _ in takewhile(lambda row: number(row, "loss") is None, rows))
+    bad = sum(1 for _ in takewhile(_is_bad, rows))
     return most is None or 0 < most <= bad
 
 
