@@ -1,8 +1,9 @@
 """Profiles: interpolation by hand, JSON there and back, files that cannot be used, and vendors."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import EntryPoint, EntryPoints
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -324,6 +325,16 @@ def test_there_and_back(tmp_path) -> None:
             "or 'exchange'.",
         ),
         ({"machine": {}}, "machine.host = {}: expected field required."),
+        (
+            {"machine": {**asdict(PROFILE.machine), "threads": 0}},
+            "machine.threads = 0: expected a positive number.",
+        ),
+        (
+            {"corrections": {"compute": 0.0}},
+            "corrections.compute = 0.0: expected a positive number.",
+        ),
+        ({"corrections": {"step_s": inf}}, "corrections.step_s = inf: expected a finite number."),
+        ({"step_s": -0.5}, "step_s = -0.5: expected a positive number or 0."),
     ],
 )
 def test_broken_profiles_are_refused(change, message, tmp_path) -> None:

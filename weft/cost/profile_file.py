@@ -130,14 +130,23 @@ def _check_numbers(profile: Profile) -> None:
         if isinstance(value, tuple):
             for number, row in enumerate(value):
                 _check_positive(f"{name}.{number}", [x for x in row if not isinstance(x, str)])
-        elif isinstance(value, float) and name not in MAY_BE_ZERO:
+        elif isinstance(value, float) and name in MAY_BE_ZERO:
+            _check_positive(name, [value], or_zero=True)
+        elif isinstance(value, float):
             _check_positive(name, [value])
+    machine, made = profile.machine, profile.corrections
+    for name in ("cores", "memory_gib", "threads"):
+        _check_positive(f"machine.{name}", [getattr(machine, name)])
+    _check_positive("corrections.compute", [made.compute])
+    for name in ("step_s", "runtime_bytes"):  # either way
+        if not isfinite(getattr(made, name)):
+            raise ConfigError(f"corrections.{name}", getattr(made, name), "a finite number")
 
 
-def _check_positive(key: str, values: list[float]) -> None:
+def _check_positive(key: str, values: list[float], *, or_zero: bool = False) -> None:
     for value in values:
-        if not (isfinite(value) and value > 0):
-            raise ConfigError(key, value, "a positive number")
+        if not (isfinite(value) and (value > 0 or (or_zero and value == 0))):
+            raise ConfigError(key, value, f"a positive number{' or 0' if or_zero else ''}")
 
 
 def _plain(name: str) -> str:
