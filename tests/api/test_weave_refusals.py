@@ -140,6 +140,19 @@ def test_complex_buffers_of_layers_stay_complex() -> None:
     assert engine.layers[0].get_buffer("turn").dtype == torch.complex64
 
 
+def test_running_statistics_of_microbatches() -> None:
+    """They depend on the split; what they are made of does not."""
+    for tracks in (True, False):
+        model = nn.Sequential(nn.Linear(3, 6), nn.Unflatten(1, (2, 3)))
+        model.append(nn.InstanceNorm1d(2, track_running_stats=tracks))
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        if tracks:
+            with pytest.raises(ConfigError, match=r"model\.2 = 'InstanceNorm1d': .*_stats=False"):
+                weft.weave(model, sgd, loss=total, plan=plan_of(microbatch=2))
+        else:
+            weft.weave(model, sgd, loss=total, plan=plan_of(microbatch=2)).step(torch.randn(4, 3))
+
+
 def test_batch_statistics_of_microbatches() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)

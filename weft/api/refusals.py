@@ -99,11 +99,15 @@ def refuse_odd_gradients(where: str, model: nn.Module) -> None:
 
 
 def refuse_batch_statistics(where: str, model: nn.Module) -> None:
-    """Batch normalization would make a sample's result depend on who computes it."""
+    """Batch normalization would make a sample's result depend on who computes it; other norms only
+    where they keep statistics of all that they saw."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        keeps = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+        if keeps or isinstance(module, nn.modules.batchnorm._BatchNorm):
             expected = "a module that treats samples independently"
             hint = "Use GroupNorm or LayerNorm: batch statistics would depend on the split."
+            if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+                hint = "Its running statistics would: track_running_stats=False keeps none."
             raise ConfigError(_key(where, name), type(module).__name__, expected, hint)
 
 
