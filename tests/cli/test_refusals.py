@@ -454,6 +454,12 @@ FOLDERS = [
         make=lambda folder: (folder / "text.txt").write_text("other words\n\n" * 900),
     ),
     Case(
+        "nothing to load",
+        "train tiny.yaml --out other checkpoint.load=none",
+        "error: checkpoint.load = 'none': expected a checkpoint, or a run's folder with one. "
+        "There is no such folder.",
+    ),
+    Case(
         "no such folder",
         "generate none",
         "error: FOLDER = 'none': expected a folder that exists: a run's, or a checkpoint's.",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from torch import Tensor
 
+from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.place import Place, place_of
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.config.errors import ConfigError, ConfigErrors
@@ -77,11 +79,12 @@ def loading(
     Raises:
         ConfigErrors: every parameter that is missing, left over or of another shape without leave,
             and every leave that nothing needs.
-        CheckpointError: there is no checkpoint, or it is damaged.
+        ConfigError: there is no such folder.
+        CheckpointError: there is no checkpoint in it, or it is damaged.
     """
     if config.load is None:
         return None
-    checkpoint = opened(place_of(config.load, LOAD))
+    checkpoint = _opened(place_of(config.load, LOAD), opened)
     params = list(params)
     shapes = {param.name: tuple(param.shape) for param in params}
     stored = {name: checkpoint.shape(name) for name in checkpoint.names()}
@@ -120,6 +123,16 @@ def loading(
         unused=tuple(unused),
         shapes=shapes,
     )
+
+
+def _opened(place: Place, opened: Callable[[Place], Checkpoint]) -> Checkpoint:
+    try:
+        return opened(place)
+    except CheckpointError as error:
+        if isinstance(place, Path) and not place.exists():
+            expected = "a checkpoint, or a run's folder with one"
+            raise ConfigError(LOAD, str(place), expected, "There is no such folder.") from error
+        raise
 
 
 def _only(these: Iterable[str], those: Collection[str]) -> list[str]:
