@@ -14,7 +14,7 @@ from tune.tune_cases import candidate
 
 from weft.cli.main import run
 from weft.cluster.cluster import Node
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, ConfigErrors
 from weft.cost.profile import Profile
 from weft.lab.identity import fields_of
 from weft.lab.tools import why_not_here
@@ -127,6 +127,17 @@ def test_a_record_is_read_back_as_it_was(tmp_path: Path) -> None:
     again.begin()
     assert (again.candidates, again.outcomes, again.used_s) == (plans, [ran, short, short], 3.0)
     assert again.times == 1.3
+
+
+def test_of_another_job_what_differs_is_said(tmp_path: Path) -> None:
+    """Of a plan one number, for all of it does not fit into a line."""
+    stages = [{"ranks": list(range(99)), "zero": level} for level in (0, 1)]
+    Record.opened(tmp_path, {"plan": {"stages": stages}, "a": 1}).begin()
+    other = [stages[0], {**stages[1], "zero": 2}]
+    with pytest.raises(ConfigErrors) as refused:
+        Record.opened(tmp_path, {"plan": {"stages": other}, "a": 1})
+    (error,) = refused.value.errors
+    assert str(error).startswith("plan.stages[1].zero = 2: expected 1. The tuning in ")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ FILE = "trials.jsonl"
 """In the folder: a line for what is tuned, one for each plan, and one for each trial."""
 VERSION = 2
 LINES = "lines of JSON, as `weft tune` writes them"
+MOST_SAID = 8
+"""Of what differs from the job that a tuning began with."""
 
 
 @dataclass
@@ -131,9 +133,23 @@ def _outcome(data: Mapping[str, Any]) -> Outcome:
 
 
 def _refuse_other_job(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    first, second = dict(_leaves("", before)), dict(_leaves("", now))
+    keys = [key for key in {**first, **second} if first.get(key) != second.get(key)]
     if keys:
         hint = f"The tuning in {folder} began so. Use another --out for another job."
         raise ConfigErrors(
-            ConfigError(key, now.get(key), show(before.get(key)), hint) for key in keys
+            ConfigError(key, second.get(key), show(first.get(key)), hint)
+            for key in keys[:MOST_SAID]
         )
+
+
+def _leaves(key: str, value: object) -> Iterator[tuple[str, object]]:
+    """All that is in it, by where: of what is large, little differs."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from _leaves(f"{key}.{name}" if key else str(name), each)
+    elif isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        for number, each in enumerate(value):
+            yield from _leaves(f"{key}[{number}]", each)
+    else:
+        yield key, value
