@@ -203,8 +203,9 @@ class TrainConfig(Section):
     eval_samples: Count | None = None
     """Held-out samples in one evaluation at most; null takes all."""
     log_every: Count = 10
-    """Steps from one progress line to the next; metrics.jsonl has every step. On accelerators the
-    steps between are not waited for, and a request to stop is heeded with the next line."""
+    """Steps from one progress line to the next, which are ten seconds apart at least; metrics.jsonl
+    has every step. On accelerators the steps between are not waited for, and a request to stop is
+    heeded with the next of them."""
     stop_after_non_finite: Whole = 10
     """Steps in a row without a finite loss and gradient norm after which training ends, with exit
     code 76; such steps are not saved. 0 never ends for that, and saves them."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from itertools import chain
@@ -45,7 +44,6 @@ class Profile:
         self._write_memory: Callable[[Path], None] | None = None
         self._kept: dict[str, dict[int, int]] = {}
         self._traced = ExitStack()
-        self._began = 0.0
         self._found: dict[str, Any] | None = None
 
     def begin(self, record: StepRecord) -> None:
@@ -61,14 +59,12 @@ class Profile:
         self._run.comm.barrier(name="profile")  # or who starts sooner waits in the trace
         switch(on=True)
         self._traced.enter_context(span(TRACED))
-        self._began = time.perf_counter()
 
     def end(self, record: StepRecord) -> None:
         """Write the trace once its last step is done."""
         if self._profiler is None or record.step != self._last:
             return
         self._run.platform.synchronize()
-        seconds = time.perf_counter() - self._began
         self._traced.close()
         switch(on=False)
         self._profiler.stop()
@@ -78,7 +74,7 @@ class Profile:
         self._profiler.export_chrome_trace(str(self._folder / name))
         self._profiler = None
         row = {"rank": rank, "file": name, "snapshot": self._snapshot(f"rank{rank}.memory.pickle")}
-        self._found = row | {"step_s": seconds / steps} | self._read(self._folder / name, steps)
+        self._found = row | self._read(self._folder / name, steps)
 
     def tell(self, _: StepRecord) -> None:
         """Put together what all ranks found, once. Collective."""

@@ -185,6 +185,7 @@ class Trace:
             for name, found in by_name.items()
         ]
         return {
+            "step_s": length_s(window) / steps,
             "from": "kernels" if of_device else "operations",
             "parts_s": {name: length_s(part) / steps for name, (part, _) in parts.items()},
             "communicating_s": length_s(moving) / steps,
