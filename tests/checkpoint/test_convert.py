@@ -15,6 +15,7 @@ from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import open_checkpoint
 from weft.checkpoint.verify import verify
 from weft.checkpoint.whole import saved_model
+from weft.models import hugging_face
 from weft.models.registry import FAMILIES
 from weft.plan.box import Box
 from weft.plan.model import ModelSpec
@@ -135,3 +136,31 @@ def test_export_to_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "hf").touch()
     with pytest.raises(CheckpointError, match="hf: cannot be written"):
         export_hf(open_checkpoint(tmp_path / "a"), tmp_path / "hf")
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_nothing_is_left_of_an_export_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, was_there: bool
+) -> None:
+    """So that the next try has a new folder, or an empty one."""
+    save_model(tmp_path / "a", SPECS["llama"])
+    if was_there:
+        (tmp_path / "hf").mkdir()
+
+    def fails(*_: object) -> None:
+        assert list((tmp_path / "hf").iterdir()), "it had begun"
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hugging_face, "_write_json", fails)
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            export_hf(open_checkpoint(tmp_path / "a"), tmp_path / "hf")
+    assert (tmp_path / "hf").is_dir() == was_there
+    assert not was_there or not list((tmp_path / "hf").iterdir())
+    (tmp_path / "hf").mkdir(exist_ok=True)
+    (tmp_path / "hf/mine").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(hugging_face, "_write_json", fails)
+        with pytest.raises(CheckpointError):
+            export_hf(open_checkpoint(tmp_path / "a"), tmp_path / "hf")
+    assert (tmp_path / "hf/mine").exists()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -30,7 +32,8 @@ def export_hf(
 ) -> None:
     """Write the parameters as a folder that ``transformers`` opens, in ``dtype`` or as stored.
 
-    Reads them as they are written, so that memory holds one of the folder's files at a time.
+    Reads them as they are written, so that memory holds one of the folder's files at a time. Where
+    it cannot be written whole nothing is left of it, but for what was in a folder before.
 
     Raises:
         CheckpointError: the checkpoint is not of a model, is damaged, or ``out`` cannot be written.
@@ -38,9 +41,28 @@ def export_hf(
     """
     spec = saved_model(checkpoint)
     try:
-        hugging_face.export_hf(out, spec, partial(checkpoint.read, dtype=dtype), tokenizer_file)
+        with _wholly(out):
+            hugging_face.export_hf(out, spec, partial(checkpoint.read, dtype=dtype), tokenizer_file)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot be written: {error}", file=out) from error
+
+
+@contextmanager
+def _wholly(folder: Path) -> Iterator[None]:
+    """What is half written into a folder that was new or empty goes again."""
+    was_there = folder.is_dir()
+    if was_there and any(folder.iterdir()):
+        yield
+        return
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for file in folder.iterdir():
+                file.unlink()
+            if not was_there:
+                folder.rmdir()
+        raise
 
 
 def import_hf(folder: Path, root: Place) -> Place:
