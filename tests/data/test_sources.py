@@ -51,6 +51,13 @@ def test_jsonl_without_a_last_newline_and_with_another_field(tmp_path: Path) -> 
     assert everything(None, tmp_path / "cache", sources=(source,)) == TEXTS
 
 
+def test_jsonl_that_begins_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """As some editors write; one that stands elsewhere is text."""
+    path = jsonl(tmp_path / "x.jsonl", ["\ufeffa b", *TEXTS])
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert everything(path, tmp_path / "cache") == ["\ufeffa b", *TEXTS]
+
+
 def write_parquet(path: Path, texts: list[str | None], column: str = "text") -> Path:
     table = pa.table({"id": range(len(texts)), column: pa.array(texts, pa.string())})
     pq.write_table(table, path, row_group_size=7)

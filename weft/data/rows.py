@@ -17,7 +17,7 @@ from weft.config.errors import ConfigError
 from weft.data.hashing import Int64Array, identity_hash
 from weft.data.pieces import TokenFileError, Tokens
 from weft.data.sources import Request, SourceFile
-from weft.data.tables import COLUMNS, DELIMITERS, decode_text, delimited, no_text
+from weft.data.tables import BOM, COLUMNS, DELIMITERS, decode_text, delimited, no_text
 from weft.data.tokens import map_tokens, read_index, with_suffix
 from weft.data.unpack import is_cut, open_bytes
 
@@ -129,7 +129,7 @@ def _jsonl_rows(request: Request, file: SourceFile, start: int, stop: int) -> It
 def _jsonl_row(request: Request, file: SourceFile, at: int, line: bytes) -> Row:
     text, lossy = decode_text(line)
     try:
-        row = json.loads(text)
+        row = json.loads(text if at else text.removeprefix(BOM))
     except (ValueError, RecursionError) as error:
         problem = str(error)
         if isinstance(error, json.JSONDecodeError):

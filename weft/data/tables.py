@@ -19,7 +19,7 @@ DELIMITERS = {"csv": ",", "tsv": "\t"}
 """What stands between two columns, by the kind of file."""
 _ROWS = 256
 _TEXT_TYPES = ("string", "large_string", "dictionary<values=string")
-_BOM = "\ufeff"
+BOM = "\ufeff"
 
 _T = TypeVar("_T")
 
@@ -59,7 +59,7 @@ class _Lines:
             for line in stream:
                 text, lossy = decode_text(line)
                 self.lossy |= lossy
-                yield text if self.bytes else text.removeprefix(_BOM)
+                yield text if self.bytes else text.removeprefix(BOM)
                 self.bytes += len(line)
 
 
