@@ -237,7 +237,8 @@ class CheckpointConfig(Section):
     to: Text | None = None
     """Where they lie: s3://BUCKET/PREFIX, sftp://[USER@]HOST[:PORT]/PATH or the absolute path of a
     folder, of this run alone; {run} in it is the name of the run's folder, which then has to stay
-    as it is. null: `checkpoints/` in the run's folder. Credentials come from the environment and the files of your tools."""
+    as it is. null: `checkpoints/` in the run's folder. Credentials come from the environment and
+    the files of your tools."""
     asynchronous: Flag = True
     """Training waits only for a copy of its state into host memory, which a process beside it
     writes; off: until the checkpoint is on the disk. The last one is always waited for."""
