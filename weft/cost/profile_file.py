@@ -130,10 +130,8 @@ def _check_numbers(profile: Profile) -> None:
         if isinstance(value, tuple):
             for number, row in enumerate(value):
                 _check_positive(f"{name}.{number}", [x for x in row if not isinstance(x, str)])
-        elif isinstance(value, float) and name in MAY_BE_ZERO:
-            _check_positive(name, [value], or_zero=True)
         elif isinstance(value, float):
-            _check_positive(name, [value])
+            _check_positive(name, [value], or_zero=name in MAY_BE_ZERO)
     machine, made = profile.machine, profile.corrections
     for name in ("cores", "memory_gib", "threads"):
         _check_positive(f"machine.{name}", [getattr(machine, name)])
