@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -93,6 +93,18 @@ def _of_params(memory: StageMemory) -> float:
     return memory.whole.state + memory.divided.state * memory.part
 
 
+def _every_way(choice: StageChoice) -> Iterator[StageChoice]:
+    """Of tokens to experts, and of neighbours that divide heads instead of tokens in attention."""
+    work, parts = choice.work, share(choice.axes, "seq")
+    pieces = [(work.expert_pieces, work.experts_at_once)]
+    if share(choice.axes, "experts") > 1:
+        pieces = [*product(PIECES, (False, True))]
+    for (number, once), near in product(pieces, range(1, parts + 1)):
+        if parts % near == 0:
+            other = work._replace(expert_pieces=number, experts_at_once=once, head_ways=near)
+            yield choice._replace(work=other)
+
+
 class Costs:
     """Costs of a problem's stages, in so many pipelines side by side, at so many sites."""
 
@@ -128,9 +140,10 @@ class Costs:
         """By the way to make domains of a pipeline what its sections have of one."""
         self.expert_layers = 2
         """Whose experts are on the device at a time, where they are kept elsewhere."""
-        self.any_pieces = False
-        """Times are the least of all ways of tokens to experts, each of them: for bounds of plans
-        whose way is chosen last."""
+        self.any_ways = False
+        """Times are the least of all ways of tokens to experts, and of keys to queries, each of
+        them: for bounds of plans whose ways are chosen last."""
+        self._ways: Callable[[Rank], list[StageChoice]] = cache(self._ways_of)
         self._state = workload.training.state(workload.precision)
         self._trained = workload.training.parts((0, self.shape.num_layers))
         self._eager = [pool.chip.device == HOST for pool in pools]
@@ -243,19 +256,28 @@ class Costs:
         hardware = self.hardware(rank.pool, rank.per_node)
         times = partial(stage_times, self.shape, hardware=hardware)
         choice = held.of(rank.choice)
-        if not self.any_pieces or share(choice.axes, "experts") == 1:
+        if not self.any_ways:
             return times(choice)
-        ways = product(PIECES, (False, True))
-        every = [
-            times(choice._replace(work=choice.work._replace(expert_pieces=n, experts_at_once=once)))
-            for n, once in ways
-        ]
+        every = [times(held.of(way)) for way in self._ways(rank)]
         return StageTimes(
             forward_s=min(each.forward_s for each in every),
             input_grad_s=min(each.input_grad_s for each in every),
             weight_grad_s=min(each.weight_grad_s for each in every),
             update_s=min(each.update_s for each in every),
         )
+
+    def _ways_of(self, rank: Rank) -> list[StageChoice]:
+        """Ways of which one is the best whatever layers there are: on a device only messages differ
+        by how attention is divided, so that of one layer tells."""
+        choice, hardware = rank.choice, self.hardware(rank.pool, rank.per_node)
+        layer = Held(1, False, False)
+
+        def layer_s(way: StageChoice) -> float:
+            return stage_times(self.shape, layer.of(way), hardware=hardware).whole_s
+
+        every = list(_every_way(choice))
+        same = choice.work.eager or share(choice.axes, "experts") > 1
+        return every if same or len(every) == 1 else [min(every, key=layer_s)]
 
     def _ragged(self, rank: Rank, last: int, held: Held) -> StageTimes:
         return replace(self.times(rank, held), last=self.times(self.taking(rank, last), held))

@@ -87,7 +87,7 @@ class Kinds:
         options = problem.options
         self.problem, self.samples, self.any_room = problem, problem.workload.samples, any_room
         self.costs, beside = Costs(problem, 1), Costs(problem, many)
-        self.costs.any_pieces = True
+        self.costs.any_ways = True
         self.num_layers = self.costs.num_layers
         self.meshes = Meshes(self.costs)
         self.roomy = Space(
