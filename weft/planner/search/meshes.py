@@ -17,7 +17,6 @@ from weft.models.registry import dims_of_model
 from weft.plan.plan import Recompute, ZeroLevel
 from weft.planner.problem import Shape
 from weft.planner.search.choice import (
-    FEW_CHIPS,
     INSIDE,
     LONG,
     SPREAD,
@@ -33,6 +32,8 @@ from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.validate import why_not
 from weft.planner.whole_blocks import cut_block
 
+DIVIDING_INSIDE = 1024
+"""Chips up to which short samples are divided inside nodes too."""
 ALL_UP_TO = 12
 """Every number of meshes and of data-parallel ranks up to this is tried; above, some."""
 
@@ -249,11 +250,11 @@ class Meshes:
 
     def _longer(self, pool: int, axes: Axes) -> Iterator[Axes]:
         """The same where tokens of each sample are divided too, over parts of a node or nodes; of
-        short samples on many chips over nodes alone, for what divides weights serves inside them as
-        well."""
+        short samples on many chips over nodes alone, for what divides weights serves inside them
+        nearly as well."""
         part, group, problem = self.costs.pools[pool], num_ranks(axes), self.costs.problem
         most = min(part.num_chips // group, problem.token_parts)
-        if not problem.divides_tokens and problem.cluster.world_size > FEW_CHIPS:
+        if not problem.divides_tokens and problem.cluster.world_size > DIVIDING_INSIDE:
             most *= group == part.chips_per_node
         for name in LONG:
             for n in range(2, most + 1):
