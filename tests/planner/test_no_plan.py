@@ -76,8 +76,9 @@ def test_a_choice_that_was_taken_away_is_named() -> None:
 
 
 def test_no_samples_for_the_ranks() -> None:
-    """Of experts that are balanced by whole samples; others get a part of the one sample each."""
-    whole = replace(LARGE, spec=SIZES["mixtral-8x7b"], samples=1)
+    """Of experts with room by whole samples; with others ranks get a part of the one each."""
+    spec = SIZES["mixtral-8x7b"]
+    whole = replace(LARGE, samples=1, spec=replace(spec, experts=replace(spec.experts, capacity=2)))
     text = message(whole, leave_idle=False, max_split=1, max_stages=2)
     assert text == (
         "cluster = ['A100-SXM4-80GB']: expected chips that the model can be laid over, however "
