@@ -143,7 +143,6 @@ class Costs:
         self.any_ways = False
         """Times are the least of all ways of tokens to experts, and of keys to queries, each of
         them: for bounds of plans whose ways are chosen last."""
-        self._ways: Callable[[Rank], list[StageChoice]] = cache(self._ways_of)
         self._state = workload.training.state(workload.precision)
         self._trained = workload.training.parts((0, self.shape.num_layers))
         self._eager = [pool.chip.device == HOST for pool in pools]
@@ -258,26 +257,13 @@ class Costs:
         choice = held.of(rank.choice)
         if not self.any_ways:
             return times(choice)
-        every = [times(held.of(way)) for way in self._ways(rank)]
+        every = [times(way) for way in _every_way(choice)]
         return StageTimes(
             forward_s=min(each.forward_s for each in every),
             input_grad_s=min(each.input_grad_s for each in every),
             weight_grad_s=min(each.weight_grad_s for each in every),
             update_s=min(each.update_s for each in every),
         )
-
-    def _ways_of(self, rank: Rank) -> list[StageChoice]:
-        """Ways of which one is the best whatever layers there are: on a device only messages differ
-        by how attention is divided, so that of one layer tells."""
-        choice, hardware = rank.choice, self.hardware(rank.pool, rank.per_node)
-        layer = Held(1, False, False)
-
-        def layer_s(way: StageChoice) -> float:
-            return stage_times(self.shape, layer.of(way), hardware=hardware).whole_s
-
-        every = list(_every_way(choice))
-        same = choice.work.eager or share(choice.axes, "experts") > 1
-        return every if same or len(every) == 1 else [min(every, key=layer_s)]
 
     def _ragged(self, rank: Rank, last: int, held: Held) -> StageTimes:
         return replace(self.times(rank, held), last=self.times(self.taking(rank, last), held))
