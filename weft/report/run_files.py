@@ -119,11 +119,15 @@ def number(tree: Mapping[str, Any], *keys: str) -> float | None:
         return None
 
 
-def flat(value: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """(dotted key, value) of nested mappings; a list is one value."""
+def flat(value: object, key: str = "", *, in_lists: bool = False) -> Iterator[tuple[str, object]]:
+    """(dotted key, value) of nested mappings; a list is one value, or ``in_lists`` what mappings in
+    it hold, by their number."""
     if isinstance(value, Mapping) and (value or not key):
         for name, inner in value.items():
-            yield from flat(inner, f"{key}.{name}" if key else str(name))
+            yield from flat(inner, f"{key}.{name}" if key else str(name), in_lists=in_lists)
+    elif in_lists and isinstance(value, list) and any(isinstance(v, Mapping) for v in value):
+        for number, inner in enumerate(value):
+            yield from flat(inner, f"{key}[{number}]", in_lists=True)
     else:
         yield key, value
 

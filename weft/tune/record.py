@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from weft.config.errors import ConfigError, ConfigErrors, show
+from weft.report.run_files import flat
 from weft.tune.candidate import Candidate
 from weft.tune.tuner import Outcome
 
@@ -133,7 +134,7 @@ def _outcome(data: Mapping[str, Any]) -> Outcome:
 
 
 def _refuse_other_job(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    first, second = dict(_leaves("", before)), dict(_leaves("", now))
+    first, second = (dict(flat(said, in_lists=True)) for said in (before, now))
     keys = [key for key in {**first, **second} if first.get(key) != second.get(key)]
     if keys:
         hint = f"The tuning in {folder} began so. Use another --out for another job."
@@ -141,15 +142,3 @@ def _refuse_other_job(folder: Path, before: Mapping[str, Any], now: Mapping[str,
             ConfigError(key, second.get(key), show(first.get(key)), hint)
             for key in keys[:MOST_SAID]
         )
-
-
-def _leaves(key: str, value: object) -> Iterator[tuple[str, object]]:
-    """All that is in it, by where: of what is large, little differs."""
-    if isinstance(value, dict):
-        for name, each in value.items():
-            yield from _leaves(f"{key}.{name}" if key else str(name), each)
-    elif isinstance(value, list) and any(isinstance(each, dict) for each in value):
-        for number, each in enumerate(value):
-            yield from _leaves(f"{key}[{number}]", each)
-    else:
-        yield key, value
