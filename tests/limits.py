@@ -1,6 +1,8 @@
-"""Where a limit of seconds is the thing tested: a machine that is too busy for it gets more."""
+"""Limits of tests: of seconds, of which a machine that is too busy gets more, and of files."""
 
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -18,3 +20,14 @@ def within_some_limit(attempt: Callable[[float], T], limit_s: float) -> T:
         except (AssertionError, RuntimeError):
             continue
     return attempt(TIMES[-1] * limit_s)
+
+
+@contextmanager
+def file_size_limit(num_bytes: int) -> Iterator[None]:
+    """No file may grow beyond this; writing more fails as on a full disk, with another word."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,15 +1,14 @@
 """No space, or no leave to write: an error that names the file, and what was there stays."""
 
-import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoint_cases import cut, save, save_shards
+from limits import file_size_limit
 
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import open_checkpoint
@@ -22,17 +21,6 @@ from weft.plan.box import Box
 def large() -> list[Shard]:
     """4 MB."""
     return [cut("param", "w", torch.ones(1 << 20), Box.whole((1 << 20,)))]
-
-
-@contextmanager
-def file_size_limit(num_bytes: int) -> Iterator[None]:
-    """No file may grow beyond this; writing more fails as on a full disk, with another word."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_file_that_may_not_grow(tmp_path: Path) -> None:

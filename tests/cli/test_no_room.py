@@ -1,9 +1,9 @@
 """A disk that is full is said in a sentence: it is no fault of the program."""
 
-import resource
 from pathlib import Path
 
 import pytest
+from limits import file_size_limit
 
 from weft.cli.main import run
 from weft.config.errors import no_room
@@ -17,12 +17,8 @@ def test_a_command_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-    try:
+    with file_size_limit(0):
         assert run(["plan", "debug", "plan.shares=[1]", "--out", "plan.json"]) == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert f"error: File too large. {WAY}" in " ".join(capsys.readouterr().err.split())
 
 

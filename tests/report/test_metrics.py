@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from limits import file_size_limit
 
 from weft.config.errors import ConfigError
 from weft.config.sections import MetricsConfig
@@ -58,7 +56,7 @@ def test_lines_wait_until_there_is_room(tmp_path: Path, torn: int) -> None:
     path, told = tmp_path / "metrics.jsonl", list[str]()
     write(path, range(1, 3))
     writer = JsonlWriter(path, 2, told.append)
-    with files_of_at_most(path.stat().st_size + torn):
+    with file_size_limit(path.stat().st_size + torn):
         for step in (3, 4):
             writer.write(step_metrics(step))
         assert steps_in(path) == [1, 2]
@@ -66,17 +64,6 @@ def test_lines_wait_until_there_is_room(tmp_path: Path, torn: int) -> None:
     writer.close()
     assert steps_in(path) == [1, 2, 3, 4, 5]
     assert told == [f"{path}: File too large. Its lines wait until there is room"]
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """As on a disk that is full."""
-    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
 
 
 def steps_in(path: Path) -> list[int]:
