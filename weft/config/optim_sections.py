@@ -115,6 +115,10 @@ class OptimConfig(Section):
         added to that size. None: updates are as large as gradients are."""
         return None
 
+    def lacks(self, before: OptimConfig) -> tuple[str, ...]:
+        """Keys by which it needs state that this other optimizer has not kept."""
+        return () if self.kind == before.kind else ("kind",)
+
 
 REHEARSAL_EPS = 1e-5
 """So large that rounding noise is not normalised into an update, far below real gradients."""
@@ -145,3 +149,8 @@ class SgdConfig(OptimConfig):
     """Which optimizer this is."""
     momentum: Fraction = 0.9
     """Part of the last update's direction that is kept; 0 keeps nothing."""
+
+    def lacks(self, before: OptimConfig) -> tuple[str, ...]:
+        if isinstance(before, SgdConfig) and self.momentum and not before.momentum:
+            return ("momentum",)
+        return super().lacks(before)

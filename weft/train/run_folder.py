@@ -20,7 +20,7 @@ from weft.checkpoint.store import folder_step, read_latest
 from weft.config.check import flat
 from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.config.load import load_config
-from weft.config.optim_sections import OptimConfig, SgdConfig
+from weft.config.optim_sections import OptimConfig
 from weft.config.sections import Config
 
 LOGS = "logs"
@@ -145,7 +145,9 @@ def changes(out: Path, config: Config) -> list[str]:
     before, now = dict(flat(began)), dict(flat(config))
     differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     fixed = [key for key in differing if key not in _FREE and f"{key}.".startswith(_FIXED)]
-    kept = [key for key in differing if _changes_state(key, began.optim, config.optim)]
+    kept = [f"optim.{key}" for key in config.optim.lacks(began.optim)]
+    if _up_to_frozen(began.optim) != _up_to_frozen(config.optim):
+        kept += [key for key in differing if key.startswith("optim.groups")]
     fixed = [*fixed, *kept]
     if fixed:
         hint = f"The run in {out} began so. Use another --out for another run."
@@ -159,16 +161,6 @@ def changes(out: Path, config: Config) -> list[str]:
         for key in differing
         if key != "name"
     ]
-
-
-def _changes_state(key: str, before: OptimConfig, now: OptimConfig) -> bool:
-    """The value decides what checkpoints hold of the optimizer, or of which parameters, and it
-    needs what was not kept before."""
-    if key.startswith("optim.groups"):
-        return _up_to_frozen(before) != _up_to_frozen(now)
-    if key == "optim.momentum" and isinstance(before, SgdConfig):
-        return before.momentum == 0
-    return key == "optim.kind"
 
 
 def _up_to_frozen(optim: OptimConfig) -> list[tuple[str, int | None, bool]]:
