@@ -168,24 +168,28 @@ def test_pytorchs_own_product(scaling: Scaling) -> None:
 def test_scales_of_earlier_steps() -> None:
     """They are of the largest of all that count. What then is larger is cut off, what is not finite
     is no number and does not count, nor does what evaluations see."""
-    histories = Histories(["one"], 2, Comm())
-    history = histories.of("one")
-    assert history is not None and histories.of("other") is None
+    usual, wide = (Histories(["one"], 2, Comm(), margin=margin) for margin in (0, 3))
+    assert usual.of("other") is None
 
-    def rounded(value: float, margin: int = 0) -> Scaled:
-        histories.margin = margin
+    def rounded(value: float, histories: Histories = usual) -> tuple[float, float]:
         x, spans = torch.full((1, 2, 2), value), Spans(whole=(1, 2))
-        return history.scaled(STREAM, x, E4M3, spans, combine=None, fused=False)
+        history = histories.of("one")
+        assert history is not None
+        found = history.scaled(STREAM, x, E4M3, spans, combine=None, fused=False)
+        return float(found.scale), float(found.exact(torch.float32)[0, 0, 0])
 
     def step(*samples: float) -> list[tuple[float, float]]:
-        found: list[Scaled] = []
+        found: list[tuple[float, float]] = []
 
         def passes(batch: tuple[float, ...]) -> Tensor:
             found.extend(map(rounded, batch))
             return torch.zeros(2)
 
-        histories.observing(passes)(samples)
-        return [(float(each.scale), float(each.exact(torch.float32)[0, 0, 0])) for each in found]
+        usual.observing(passes)(samples)
+        wide.observing(lambda batch: [rounded(each, wide) for each in batch] and torch.zeros(2))(
+            samples
+        )
+        return found
 
     assert step(1.0, 0.25) == [(256, 1.0), (1024, 0.25)], "the first step: each its own"
     assert step(4.0, 1.0) == [(256, 448 / 256), (256, 1.0)]
@@ -193,10 +197,10 @@ def test_scales_of_earlier_steps() -> None:
     (_, none), half = step(float("inf"), 0.5)
     assert isnan(none) and half == (64, 0.5), "of 4, the larger of the last two"
     assert step(0.0) == [(64, 0.0)]
-    assert float(rounded(1.0, margin=3).scale) == 1, "only zeros, as many steps as count"
+    assert rounded(1.0, wide)[0] == 1, "only zeros, as many steps as count"
     assert step(3.0) == [(1, 3.0)]
     assert step(3.0) == [(128, 3.0)]
-    assert float(rounded(1.0, margin=3).scale) == 16
+    assert rounded(1.0, wide)[0] == 16
 
 
 def test_a_layer_has_three_histories() -> None:
@@ -339,10 +343,9 @@ def test_compiled_passes_turn_bytes() -> None:
 @pytest.mark.parametrize("limit", [1, 8])
 def test_what_compiled_blocks_do_not_look_into_rounds_by_compiled_passes(limit: int) -> None:
     """However many kinds of samples there are: past its limit PyTorch compiles no more blocks."""
-    histories = Histories(["one"], 1, Comm())
-    module = layer(
-        "delayed", torch.bfloat16, history=histories.of("one"), by_tensor_cores=True, fused=True
-    )
+    groups = (AxisGroup(Alone(), (0, 1)),)  # type: ignore[arg-type]
+    divided = {"divided": (True, False), "groups": groups}
+    module = layer("tensorwise", torch.bfloat16, by_tensor_cores=True, fused=True, **divided)
     asked: list[str] = []
 
     def compiled(work: Callable[..., Tensor], *given: object) -> Tensor:
@@ -359,8 +362,46 @@ def test_what_compiled_blocks_do_not_look_into_rounds_by_compiled_passes(limit: 
             asked.clear()
             x, g = torch.randn(1, tokens, 48).bfloat16(), torch.randn(1, tokens, 32).bfloat16()
             grads(block, x, g)  # type: ignore[arg-type]
-            assert sorted(set(asked)) == ["_largest", "_times_within", "_turned"]
+            assert sorted(set(asked)) == ["_largest", "_times", "_turned", "scale_for"]
             assert asked.count("_turned") == 3, "the weight, and both factors of its gradient"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_compiled_blocks_have_delayed_scales_within(backend: str) -> None:
+    """One program for all layers, while their histories fill and when they are full; it takes note
+    of the same largest magnitudes, also where backwards come after several forwards."""
+    torch._dynamo.reset()
+    plain, compiled = (Histories(["one", "two"], 2, Comm()) for _ in range(2))
+    blocks = [
+        nn.Sequential(layer("delayed", torch.bfloat16, history=each.of(name)))
+        for each in (plain, compiled)
+        for name in ("one", "two")
+    ]
+    for block in blocks[2:]:
+        block.compile(backend=backend, fullgraph=True)
+    programs = torch._dynamo.utils.counters["stats"]
+    programs.clear()
+
+    def passes(pair: list[nn.Sequential]) -> Tensor:
+        leaves = [x.clone().requires_grad_() for x in samples for _ in pair]
+        made = [block(leaf) for block, leaf in zip(pair * len(samples), leaves, strict=True)]
+        for number, y in enumerate(made):
+            y.backward(g * (1 + number))
+        found.append([leaf.grad for leaf in leaves] + [b[0].weight.grad.clone() for b in pair])
+        found[-1] += made
+        return torch.zeros(2)
+
+    for step in range(4):
+        samples = [3.0 ** (step % 3) * torch.randn(2, 32, 48).bfloat16() for _ in range(2)]
+        g, found = torch.randn(2, 32, 32).bfloat16(), []
+        plain.observing(passes)(blocks[:2])
+        compiled.observing(passes)(blocks[2:])
+        assert all(map(torch.equal, *found))
+        assert torch.equal(plain.expected, compiled.expected)
+        for block in blocks:
+            block.zero_grad()
+    assert programs["unique_graphs"] == 1
 
 
 @pytest.mark.filterwarnings("ignore")

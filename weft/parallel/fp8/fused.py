@@ -1,9 +1,9 @@
 """Passes over memory that are compiled by themselves, where no compiled block looks in.
 
-Layers whose scales are of several ranks or of earlier steps are called as they are. One pass for
-each operation of their rounding took longer than all else in a step of 8B layers on a card. What is
-compiled takes ``[a, b, c]`` of which all along ``b`` have one scale: few kinds of sizes are left.
-The compiler makes eight programs of a function and then no more, so each kind has one of its own.
+Layers whose scales are of several ranks are called as they are. One pass for each operation of
+their rounding takes longer than all else in a step of 8B layers on a card. What is compiled takes
+``[a, b, c]`` of which all along ``b`` have one scale: few kinds of sizes are left. The compiler
+makes eight programs of a function and then no more, so each kind has one of its own.
 """
 
 from __future__ import annotations

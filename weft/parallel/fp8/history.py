@@ -7,9 +7,9 @@ samples, tokens or weights, the largest is the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from weft.precision.registry import scales_delayed
 
 STREAM, WEIGHT, GRADIENT = range(3)
 """What one layer multiplies."""
+DTYPES = torch.float8_e4m3fn, torch.float8_e5m2
+"""What has scales."""
 _UNSEEN = -1.0
 """In place of steps that never were; 0: nothing but zeros, or numbers that are none."""
 
@@ -46,28 +48,19 @@ class Histories:
         self._comm, self.margin = comm, margin
         self.expected = self._seen.clone()
         """By layer and what it multiplies: the largest of the steps that count, 0 for none."""
-        self._scales: dict[tuple[torch.dtype, int], Tensor] = {}
-        """For those, by dtype and margin."""
-        self.num_lacking = length
-        """Steps until there are as many as count."""
+        self._scales = {dtype: self._seen.clone() for dtype in DTYPES}
+        """For those. Layers have views of them, which are written between steps."""
+        self._lacking = torch.tensor(length)
+        """Steps until there are as many as count, in the host's memory."""
+        self._expect()
 
     def of(self, name: str) -> History | None:
         """Of one layer, if it has one."""
-        return History(self, self._places[name]) if name in self._places else None
-
-    def see(self, layer: int, kind: int, largest: Tensor) -> None:
-        """Take note of the largest magnitudes of something that is multiplied in this step."""
-        if largest.numel():
-            seen = self._seen[layer, kind]
-            torch.maximum(seen, largest.amax().to(seen), out=seen)
-
-    def scales(self, dtype: torch.dtype) -> Tensor:
-        """By layer and what it multiplies, for the largest of the steps that count."""
-        asked = dtype, self.margin
-        if asked not in self._scales:
-            with torch.inference_mode(mode=False):  # a step keeps them for its backward
-                self._scales[asked] = scale_for(self.expected * 2.0**self.margin, dtype)
-        return self._scales[asked]
+        if name not in self._places:
+            return None
+        layer = self._places[name]
+        scales = {dtype: table[layer] for dtype, table in self._scales.items()}
+        return History(self._seen[layer], self.expected[layer], scales, self._lacking)
 
     def observing(self, passes: Callable[[M], Tensor]) -> Callable[[M], Tensor]:
         """The same passes, as one step; what was seen elsewhere, as in evaluations, is none."""
@@ -88,11 +81,12 @@ class Histories:
         newest = self._seen.masked_fill(~self._seen.isfinite(), 0.0)
         self._table = torch.cat((self._table[..., 1:], newest[..., None]), dim=-1)
         self._expect()
-        self.num_lacking = max(0, self.num_lacking - 1)
+        self._lacking.sub_(1).clamp_(min=0)
 
     def _expect(self) -> None:
-        self.expected = self._table.amax(-1).clamp(min=0)
-        self._scales.clear()
+        self.expected.copy_(self._table.amax(-1).clamp(min=0))
+        for dtype, scales in self._scales.items():
+            scales.copy_(scale_for(self.expected * 2.0**self.margin, dtype))
 
     def kept(self) -> Iterator[tuple[str, Tensor]]:
         """What a checkpoint holds, ``[3, length]`` by name; on one rank of those that train
@@ -113,15 +107,34 @@ class Histories:
             found = torch.empty(self._table.shape[1:], dtype=torch.float32)
             self._table[layer] = found.to(self._table) if read(found, name) else _UNSEEN
         self._expect()
-        self.num_lacking = int((self._table[:, 0] < 0).sum(-1).max())
+        self._lacking.fill_(int((self._table[:, 0] < 0).sum(-1).max()))
+
+
+class Known(NamedTuple):
+    """Of one of the things that a layer multiplies; scalars."""
+
+    seen: Tensor
+    """The largest magnitude of this step so far."""
+    expected: Tensor
+    """That of the steps that count, 0 for none."""
+    scale: Tensor
+    """For that."""
+    lacking: Tensor
+    """In the host's memory: steps until there are as many as count."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Of one layer."""
+    """Of one layer; each ``[3]``, of what it multiplies."""
 
-    histories: Histories
-    layer: int
+    seen: Tensor
+    """The largest magnitudes of this step."""
+    expected: Tensor
+    """Those of the steps that count, 0 for none."""
+    scales: Mapping[torch.dtype, Tensor]
+    """For those."""
+    lacking: Tensor
+    """``[]``, in the host's memory: steps until there are as many as count."""
 
     def scaled(
         self,
@@ -137,13 +150,29 @@ class History:
         there are fewer than count, what was never anything but zero has the scale of the
         numbers themselves."""
         largest = largest_of(x, spans, fused=fused)
-        self.histories.see(self.layer, kind, largest)
-        scale = self.histories.scales(dtype)[self.layer, kind].view((1,) * x.dim())
-        if self.histories.num_lacking:
-            current = largest if combine is None else combine(largest)
-            expected = self.histories.expected[self.layer, kind]
-            scale = torch.where(expected > 0, scale, scale_for(current, dtype))
+        scales = self.scales[dtype]
+        known = Known(self.seen[kind], self.expected[kind], scales[kind], self.lacking)
+        if torch.compiler.is_compiling():
+            from weft.parallel.fp8.uncompiled import delayed_scale
+
+            assert combine is None, "compilers do not look into what is of several ranks"
+            scale = delayed_scale(largest, known, dtype)
+        else:
+            scale = scale_and_note(largest, known, dtype, combine)
         return rounded(x, scale, dtype, spans, fused=fused)
+
+
+def scale_and_note(
+    largest: Tensor, known: Known, dtype: torch.dtype, combine: Combine | None = None
+) -> Tensor:
+    """For what has these largest magnitudes, which are taken note of in ``known.seen``."""
+    if largest.numel():
+        torch.maximum(known.seen, largest.amax().to(known.seen), out=known.seen)
+    scale = known.scale.view((1,) * largest.dim())
+    if not known.lacking:
+        return scale
+    current = largest if combine is None else combine(largest)
+    return torch.where(known.expected > 0, scale, scale_for(current, dtype))
 
 
 def is_delayed(plan: Plan) -> bool:

@@ -57,8 +57,8 @@ class Factors:
 
     @property
     def is_opaque(self) -> bool:
-        """Compilers are not to look into it: some scales are of several ranks, or of before."""
-        if self.history is not None or self.repeated is not None:
+        """Compilers are not to look into it: some scales are of several ranks."""
+        if self.repeated is not None:
             return True
         shared = any(self.divided) or bool(self.token_groups)
         return shared and self.products.scaling != "blockwise"
