@@ -38,8 +38,8 @@ class Slot:
     """Room for one piece's gradient inside a bucket."""
 
     param: nn.Parameter
-    index: tuple[slice, ...]
-    """The piece inside the parameter."""
+    index: tuple[slice, ...] | None
+    """The piece inside the parameter; None: it is all of it."""
     place: slice
     """The piece inside the bucket."""
     uses: int
@@ -50,6 +50,8 @@ class Slot:
     """Gradients that came in this step."""
     skipped: int = 0
     """Those of other ranks, of microbatches of which this one has no samples."""
+    room: Tensor | None = None
+    """Where it is added up, if that is the same from step to step."""
 
 
 class Accumulator:
@@ -93,7 +95,8 @@ class Accumulator:
         for entry in bucket.entries:
             local = params[entry.held.spec.name]
             place = slice(entry.start, entry.stop)
-            index = local.stored.slices(entry.box)
+            is_all = entry.box.size == local.stored.size
+            index = None if is_all else local.stored.slices(entry.box)
             self.slots.append(Slot(local.param, index, place, local.uses))
         self._num_reduced = 0
 
@@ -113,12 +116,15 @@ class Accumulator:
         self._arriving.clear()
 
     def add(self, slot: Slot, grad: Tensor) -> None:
-        part = grad[slot.index]
-        view = self._whole()[slot.place].view(part.shape)
+        part = grad if slot.index is None else grad[slot.index]
+        room = slot.room
+        if room is None:
+            room = self._whole()[slot.place].view(part.shape)
+            slot.room = room if self.bucket.level < 2 else None
         if slot.is_fresh:
-            view.copy_(part)
+            room.copy_(part)
         else:
-            view.add_(part)
+            room.add_(part)
         slot.is_fresh, slot.received = False, slot.received + 1
 
     def name_of(self, slot: Slot) -> str:

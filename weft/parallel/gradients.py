@@ -307,7 +307,6 @@ class Gradients:
                 slot.skipped += 1
         self._reduce_full()
 
-    @torch.no_grad()
     def take(self, param: Tensor) -> None:
         """A gradient is complete for this microbatch: move it into its buckets."""
         grad = param.grad
@@ -318,6 +317,7 @@ class Gradients:
             sums, slot = places[0]
             param.grad = None
             refuse_sparse(sums.name_of(slot), grad)
+        grad = grad.detach()  # takes less than to say that nothing here is differentiated
         for sums, slot in places:
             sums.add(slot, grad)
         param.grad = None
