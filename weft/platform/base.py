@@ -169,6 +169,7 @@ class Platform(ABC):
             made = plugin.creator_fn(options, None)
         else:
             made = plugin.creator_fn(store, number, size, timeout)
+        assert made is not None, f"backend {backend} opened no group"
         device = torch.device(self.name)
         return made if isinstance(made, ProcessGroup) else group_of(made, backend, store, device)
 
