@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
+from weft.models.llama.sizes import SIZES
+from weft.models.registry import param_specs
 from weft.parallel.fp8.apply import EightBits
 from weft.parallel.fp8.fused import contiguous
-from weft.parallel.fp8.history import STREAM, Histories
+from weft.parallel.fp8.history import STREAM, Histories, histories_of
 from weft.parallel.fp8.linear import FEATURES, Factors, ScaledLinear
 from weft.parallel.fp8.rounding import Scaled, Spans, product, scale_for, scaled
 from weft.parallel.pipeline.deferred import WeightWork
@@ -197,10 +199,24 @@ def test_scales_of_earlier_steps() -> None:
     (_, none), half = step(float("inf"), 0.5)
     assert isnan(none) and half == (64, 0.5), "of 4, the larger of the last two"
     assert step(0.0) == [(64, 0.0)]
-    assert rounded(1.0, wide)[0] == 1, "only zeros, as many steps as count"
-    assert step(3.0) == [(1, 3.0)]
+    assert rounded(1.0, wide)[0] == 256, "only zeros, as many steps as count"
+    assert step(3.0, 0.25) == [(128, 3.0), (1024, 0.25)], "each its own again"
     assert step(3.0) == [(128, 3.0)]
     assert rounded(1.0, wide)[0] == 16
+
+
+def test_histories_are_of_layers_that_have_such_scales() -> None:
+    """Another stage that gets them later begins anew; its layers never were nothing but zeros."""
+    spec = replace(SIZES["debug-1m"], num_layers=4)
+    stages = [
+        StagePlan(mesh=Mesh.of((0,)), layers=layers, device="cpu", precision=precision)  # type: ignore[arg-type]
+        for layers, precision in (((0, 1.5), "fp64"), ((1.5, 4), "fp8-delayed-fp64"))
+    ]
+    pipeline = PipelinePlan(stages=tuple(stages), samples=1, microbatch=1)
+    plan = Plan(num_layers=4, pipelines=(pipeline,))
+    histories = histories_of(plan, param_specs(spec), Comm())
+    found = [histories.of(f"layers.{layer}.ff.up.weight") is not None for layer in range(4)]
+    assert found == [False, True, True, True]
 
 
 def test_a_layer_has_three_histories() -> None:

@@ -9,13 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from weft.comm.comm import Comm
-from weft.parallel.fp8.rounding import Combine, Scaled, Spans, largest_of, rounded, scale_for
+from weft.parallel.fp8.rounding import (
+    Combine,
+    Scaled,
+    Spans,
+    largest_of,
+    rounded,
+    scale_for,
+    scale_of,
+)
 from weft.plan.model import ParamSpec
 from weft.plan.plan import Plan
 from weft.precision.registry import scales_delayed
@@ -110,19 +118,6 @@ class Histories:
         self._lacking.fill_(int((self._table[:, 0] < 0).sum(-1).max()))
 
 
-class Known(NamedTuple):
-    """Of one of the things that a layer multiplies; scalars."""
-
-    seen: Tensor
-    """The largest magnitude of this step so far."""
-    expected: Tensor
-    """That of the steps that count, 0 for none."""
-    scale: Tensor
-    """For that."""
-    lacking: Tensor
-    """In the host's memory: steps until there are as many as count."""
-
-
 @dataclass(frozen=True, slots=True)
 class History:
     """Of one layer; each ``[3]``, of what it multiplies."""
@@ -146,33 +141,27 @@ class History:
         combine: Combine | None,
         fused: bool,
     ) -> Scaled:
-        """Round by the largest of earlier steps, times two to the power of the margin. As long as
-        there are fewer than count, what was never anything but zero has the scale of the
-        numbers themselves."""
+        """Round by the largest of earlier steps, times two to the power of the margin. What was
+        never anything but zero has the scale of the numbers themselves: of all ranks that have some
+        of them as long as there are fewer steps than count."""
         largest = largest_of(x, spans, fused=fused)
-        scales = self.scales[dtype]
-        known = Known(self.seen[kind], self.expected[kind], scales[kind], self.lacking)
         if torch.compiler.is_compiling():
-            from weft.parallel.fp8.uncompiled import delayed_scale
+            from weft.parallel.fp8.uncompiled import noted
 
-            assert combine is None, "compilers do not look into what is of several ranks"
-            scale = delayed_scale(largest, known, dtype)
+            largest = noted(largest, self.seen[kind])
         else:
-            scale = scale_and_note(largest, known, dtype, combine)
+            note(largest, self.seen[kind])
+            if combine is not None and self.lacking:
+                largest = combine(largest)
+        current = scale_of(largest, dtype, fused=fused)
+        scale = torch.where(self.expected[kind] > 0, self.scales[dtype][kind], current)
         return rounded(x, scale, dtype, spans, fused=fused)
 
 
-def scale_and_note(
-    largest: Tensor, known: Known, dtype: torch.dtype, combine: Combine | None = None
-) -> Tensor:
-    """For what has these largest magnitudes, which are taken note of in ``known.seen``."""
+def note(largest: Tensor, seen: Tensor) -> None:
+    """Take note of the largest magnitudes of something that is multiplied in this step."""
     if largest.numel():
-        torch.maximum(known.seen, largest.amax().to(known.seen), out=known.seen)
-    scale = known.scale.view((1,) * largest.dim())
-    if not known.lacking:
-        return scale
-    current = largest if combine is None else combine(largest)
-    return torch.where(known.expected > 0, scale, scale_for(current, dtype))
+        torch.maximum(seen, largest.amax().to(seen), out=seen)
 
 
 def is_delayed(plan: Plan) -> bool:
@@ -182,10 +171,13 @@ def is_delayed(plan: Plan) -> bool:
 
 def histories_of(plan: Plan, specs: Sequence[ParamSpec], comm: Comm) -> Histories:
     """What the ranks of a plan train with; of no layer where no stage asks for any."""
-    delayed = is_delayed(plan)
+    delayed = {
+        layer
+        for _, _, stage in plan.stages()
+        if scales_delayed(stage.precision)
+        for layer in stage.blocks
+    }
     linears = [
-        spec.name
-        for spec in specs
-        if delayed and isinstance(spec.unit, int) and len(spec.shape) == 2 and spec.fp8
+        spec.name for spec in specs if spec.unit in delayed and len(spec.shape) == 2 and spec.fp8
     ]
     return Histories(linears, plan.history if delayed else 1, comm, margin=plan.margin)

@@ -61,11 +61,10 @@ def scaled(
     largest = largest_of(x, spans, block, fused=fused)
     if combine is not None:
         largest = combine(largest)
+    scale = scale_of(largest, dtype, fused=fused and not spans.blocks)
     if fused and not spans.blocks and x.numel():
-        scale = compiled(scale_for, largest.flatten(), dtype).view(largest.shape)
         values = compiled(_times, *_parts(x, scale, spans.whole), dtype)
         return Scaled(values.view(x.shape), scale)
-    scale = scale_for(largest, dtype)
     for dim in spans.blocks:
         scale = scale.repeat_interleave(block, dim).narrow(dim, 0, x.shape[dim])
     return Scaled(_times(x, scale, dtype), scale)
@@ -109,6 +108,13 @@ def _times_within(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     most = torch.finfo(dtype).max
     values = (x * scale.to(x.dtype)).clamp(-most, most)
     return values.masked_fill(~x.isfinite(), math.nan).to(dtype)
+
+
+def scale_of(largest: Tensor, dtype: torch.dtype, *, fused: bool) -> Tensor:
+    """``scale_for``, by a compiled pass if asked."""
+    if fused and largest.numel():
+        return compiled(scale_for, largest.flatten(), dtype).view(largest.shape)
+    return scale_for(largest, dtype)
 
 
 def scale_for(largest: Tensor, dtype: torch.dtype) -> Tensor:
