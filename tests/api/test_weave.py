@@ -2,6 +2,7 @@
 
 import copy
 import difflib
+import io
 import subprocess
 import sys
 from collections import UserDict
@@ -174,6 +175,14 @@ def test_scales_of_earlier_steps_are_saved_with_the_model() -> None:
     assert found["saved"] == usual != found["forgotten"]
     with pytest.raises(ConfigError, match=r"fp8_scales = \[2, 3, 4\]: expected the shape \[2, 3"):
         again.load_state_dict(saved | {"fp8_scales": torch.zeros(2, 3, 4)})
+    before = again.state_dict()["fp8_scales"].clone()
+    file = io.BytesIO()
+    torch.save(again, file)
+    file.seek(0)
+    for other in (copy.deepcopy(again), torch.load(file, weights_only=False)):
+        other.load_state_dict(saved)
+        assert "fp8_scales" not in other.state_dict()
+    assert torch.equal(again.state_dict()["fp8_scales"], before), "a copy's are not the model's"
 
 
 def test_fp16_scales_the_loss_and_skips_what_overflows() -> None:
