@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import StringIO
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from weft.comm.join import join
 from weft.config.sections import CheckpointConfig, TrainConfig
 from weft.data.synthetic import SyntheticDataset
 from weft.elastic.pool import WorkerPool
+from weft.nn.stage import MicroBatch
 from weft.platform.cpu import CpuPlatform
 from weft.report.progress import Progress
 from weft.train.assemble import fill, initial
@@ -69,8 +71,16 @@ def saved_steps(
     def batch(step: int) -> list[int]:
         nonlocal now
         now += 3600.0 if address.rank else 60.0
-        run.stop.asked = step + 1 == stop_at
         return [6 * step + i for i in mine]
+
+    passes, steps = built.engine.passes, count(1)
+
+    def asked_meanwhile(microbatches: list[MicroBatch]) -> torch.Tensor:
+        sums = passes(microbatches)
+        run.stop.asked = next(steps) == stop_at
+        return sums
+
+    built.engine.passes = asked_meanwhile
 
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -115,7 +125,7 @@ def test_ranks_save_by_one_clock(
 
 
 def test_a_stop_beside_it_stops(pool: WorkerPool) -> None:
-    """Every rank asks to stop, and one to save, in the same number."""
+    """Every rank asks to stop, while a step computes, and one to save, in the same number."""
     checkpoint = CheckpointConfig(minutes=5)
     assert pool.run(saved_steps, checkpoint, Run, 5, world_size=2) == [[5]] * 2
     assert pool.run(saved_steps, checkpoint, Run, 6, world_size=2) == [[5, 6]] * 2

@@ -83,20 +83,24 @@ class Engine(Generic[M]):
     still_read: StillRead = field(default_factory=StillRead)
     """Copies of the state that the next update must not overtake."""
 
-    def step(self, batch: M, *, asked: int = 0, data: int = 0) -> StepResult:
+    def step(self, batch: M, *, asked: Callable[[], int] = int, data: int = 0) -> StepResult:
         """Train on this rank's part of one global batch (possibly empty).
 
-        ``data``: fingerprint of that part, 0 where another rank computes the same one.
+        Args:
+            asked: What this rank asks for by the time that its part is computed, 0 for nothing.
+            data: Fingerprint of that part, 0 where another rank computes the same one.
         """
         result, factor = self.backward(batch, asked=asked, data=data)
         self.update(factor, result.weight)
         return result
 
-    def backward(self, batch: M, *, asked: int = 0, data: int = 0) -> tuple[StepResult, Tensor]:
+    def backward(
+        self, batch: M, *, asked: Callable[[], int] = int, data: int = 0
+    ) -> tuple[StepResult, Tensor]:
         """Gradients of the whole job, and the factor that makes them the clipped mean's."""
         sums = self.passes(batch)
         self.gradients.finish()
-        said = [torch.full_like(sums[0], float(number)) for number in (asked, data)]
+        said = [torch.full_like(sums[0], float(number)) for number in (asked(), data)]
         totals = torch.cat([sums, torch.stack([self.gradients.squared_norm(), *said])])
         self.comm.all_reduce(totals, name="step totals")
         loss, weight = totals[:2]

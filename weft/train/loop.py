@@ -148,9 +148,8 @@ class Run:
         """To look at a number is to wait for a device, on this rank or on another."""
         return waits_for_reads(self.plan)
 
-    @property
     def asks(self) -> int:
-        """What this rank asks for after the step that begins, for the step's totals."""
+        """What this rank asks for after the step at hand, for the step's totals."""
         saves = SAVE_ASKED * (self.is_main and self.save_clock.is_due)
         return self.stop.asked + saves + MOVE_ASKED * (self.is_main and self.abort.wanted)
 
