@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from weft.checkpoint.store import folder_step, read_latest
 from weft.config.check import flat
 from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.config.load import load_config
-from weft.config.optim_sections import OptimConfig
+from weft.config.optim_sections import OptimConfig, ParamGroupConfig
 from weft.config.sections import Config
 
 LOGS = "logs"
@@ -43,6 +44,7 @@ _FIXED = ("seed.", "model.", "data.", "batch.samples.")
 """What decides which numbers a run computes: the model, its start, and what each step reads."""
 _FREE = ("data.workers", "data.prefetch", "data.cache_dir")
 """Parts of those that do not."""
+GROUPS = "optim.groups"
 
 
 class RunFolder:
@@ -147,8 +149,9 @@ def changes(out: Path, config: Config) -> list[str]:
     fixed = [key for key in differing if key not in _FREE and f"{key}.".startswith(_FIXED)]
     kept = [f"optim.{key}" for key in config.optim.lacks(began.optim)]
     if _up_to_frozen(began.optim) != _up_to_frozen(config.optim):
-        kept += [key for key in differing if key.startswith("optim.groups")]
+        kept.append(GROUPS)
     fixed = [*fixed, *kept]
+    before[GROUPS], now[GROUPS] = (_said(each.optim.groups) for each in (began, config))
     if fixed:
         hint = f"The run in {out} began so. Use another --out for another run."
         if kept:
@@ -161,6 +164,11 @@ def changes(out: Path, config: Config) -> list[str]:
         for key in differing
         if key != "name"
     ]
+
+
+def _said(groups: Sequence[ParamGroupConfig]) -> list[dict[str, Any]]:
+    """As a file says them."""
+    return [group.model_dump(mode="json", exclude_defaults=True) for group in groups]
 
 
 def _up_to_frozen(optim: OptimConfig) -> list[tuple[str, int | None, bool]]:
