@@ -262,7 +262,7 @@ def what_would_help(problem: Problem, best: Candidate, *, searches: int) -> Iter
             more memory also without recomputation.
     """
     kept = without_recompute(best.plan)
-    hired = price_per_hour(problem.cluster)
+    hired = price_per_hour(best.cluster)
     more = list(islice(_nodes_more(problem, best.time.step_s, hired), searches))
     yield from more
     for number, (name, change) in enumerate(CHANGES.items(), start=len(more)):
