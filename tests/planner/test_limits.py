@@ -14,7 +14,7 @@ from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, StagePlan
 from weft.planner.explain import alternatives, pruned_in_words, settings, what_would_help
 from weft.planner.forecast import forecast
-from weft.planner.limits import Limits
+from weft.planner.limits import Limits, _against_updates, _has_smaller
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import Candidate, Found, Pruned, search
 from weft.simulate.step import time_of_plan
@@ -152,6 +152,29 @@ def test_a_node_more_is_worth_what_its_tokens_are() -> None:
     assert more.costs_per_hour == 2.0 * chips
     assert more.worth_per_hour == pytest.approx(more.gain * hired)
     assert more.pays == pytest.approx(more.gain * hired / (2.0 * chips))
+
+
+def test_chips_that_a_plan_leaves_idle_are_not_hired() -> None:
+    used, idle = (replace(pool, price_per_hour=2.0) for _ in range(2) for pool in nodes(8).pools)
+    cluster = ClusterView((used, idle))
+    best = candidate(plan(meshes=2, tp=4, micro=8), "best", ClusterView((used,)))
+    helps = [*what_would_help(Problem(WORKLOAD, cluster), best, searches=0)]
+    hired = 2.0 * best.cluster.world_size
+    assert helps
+    assert [each.worth_per_hour for each in helps] == [pytest.approx(h.gain * hired) for h in helps]
+
+
+def test_advice_is_what_a_plan_has_not_done_yet() -> None:
+    """No copy updates all of it at ZeRO 1, a sample is not divided, and one copy is not many."""
+    alone = StagePlan(mesh=Mesh.of(range(4), cp=4), layers=(0, 1), zero=1)
+    made = Plan(num_layers=1, pipelines=(PipelinePlan(stages=(alone,), samples=1, microbatch=1),))
+    assert "ZeRO" not in _against_updates(made)
+    assert "ZeRO 1" in _against_updates(made.each(lambda stage: replace(stage, zero=0)))
+    single = made.each(lambda stage: replace(stage, zero=0, mesh=Mesh.of((0,))))
+    assert "ZeRO" not in _against_updates(single)
+    (pipeline,) = made.pipelines
+    assert not _has_smaller(pipeline)
+    assert _has_smaller(replace(pipeline, samples=4, microbatch=2))
 
 
 def test_what_would_help_without_another_search() -> None:

@@ -13,7 +13,7 @@ from weft.cost.choice import choice_of
 from weft.cost.timing import brought_bytes, grads_away_bytes
 from weft.memory.tiers import APART
 from weft.models.registry import shape_of
-from weft.plan.plan import StagePlan
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.fit import CHECKPOINTING
 from weft.planner.forecast import Forecast, PositionForecast
 from weft.recompute.asked import computed_again
@@ -140,28 +140,44 @@ class Limits:
 
     def advice(self) -> Iterator[str]:
         """What usually helps against what limits this plan; nothing where no cause is large."""
-        stages = [stage for _, _, stage in self.forecast.plan.stages()]
+        plan = self.forecast.plan
+        stages = [stage for _, _, stage in plan.stages()]
         large = {cause for cause in self.parts if self.part(cause) >= LARGE}
         if "communication" in large:
             yield from _against_links(stages)
         if "waiting" in large and len(self.slowest.stages) < len(stages):
-            yield "more samples a step, or smaller micro-batches: stages wait while pipelines fill"
+            smaller = ", or smaller micro-batches" * any(map(_has_smaller, plan.pipelines))
+            yield f"more samples a step{smaller}: stages wait while pipelines fill"
         if "exchange" in large:
-            words = "gradients are exchanged each step"
-            yield f"more samples a step, or fewer copies of the model: {words}"
+            yield _against_exchange(plan)
         if "memory bandwidth" in large:
             yield "a wider hidden state, or larger micro-batches: small products wait for memory"
         if any(computed_again(stage.recompute) != "off" for stage in stages):
             words = f"layers are computed twice ({CHECKPOINTING})"
             yield f"more stages, a higher ZeRO level or larger chips: {words}"
         if "update" in large:
-            yield _against_updates(stages)
+            yield _against_updates(plan)
 
 
-def _against_updates(stages: Sequence[StagePlan]) -> str:
+def _against_updates(plan: Plan) -> str:
+    stages = [stage for _, _, stage in plan.stages()]
     if {stage.state_tier for stage in stages} != {"device"}:
         return "more samples a step, or more chips: updates wait for what is not on the device"
-    return "ZeRO 1 or more samples a step: every copy updates all parameters by itself"
+    beside = len(plan.pipelines) > 1
+    if any(s.zero == 0 and (beside or s.mesh.size("dp") * s.mesh.size("cp") > 1) for s in stages):
+        return "ZeRO 1 or more samples a step: every copy updates all parameters by itself"
+    return "more samples a step, or more chips: each updates what it has of all parameters"
+
+
+def _against_exchange(plan: Plan) -> str:
+    copies = any(stage.mesh.size("dp") > 1 for _, _, stage in plan.stages())
+    fewer = ", or fewer copies of the model" * (copies or len(plan.pipelines) > 1)
+    return f"more samples a step{fewer}: gradients are exchanged each step"
+
+
+def _has_smaller(pipeline: PipelinePlan) -> bool:
+    """Its micro-batches are more than a sample for some rank."""
+    return any(pipeline.microbatch > stage.mesh.size("dp") for stage in pipeline.stages)
 
 
 def _against_links(stages: Sequence[StagePlan]) -> list[str]:
