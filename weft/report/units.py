@@ -66,3 +66,8 @@ def count(number: float) -> str:
             return f"{number:.0f}" if not unit else f"{number:.1f}{unit}"
         number /= 1000
     return f"{number:.1f} T"
+
+
+def some(number: int, noun: str) -> str:
+    """1 sample, 2 samples."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -41,7 +41,7 @@ from weft.planner.outlook import Outlook, outlook_of_plan, outlook_of_search
 from weft.planner.problem import Problem
 from weft.planner.search import search
 from weft.platform.detect import detect_node
-from weft.report.units import count
+from weft.report.units import count, some
 from weft.resolve.cluster_plan import PlanRequest, plan_request
 from weft.resolve.memory_here import needs_here, way_out
 from weft.resolve.planned import says_a_plan, with_compiled
@@ -284,7 +284,7 @@ def _show_plan_there(
     """The plan for the chips of a file; ``model``: its name and size, as markup."""
     workload = asked.problem.workload
     out.print(
-        f"{model}, {workload.spec.num_layers} layers; {workload.samples} samples = "
+        f"{model}, {workload.spec.num_layers} layers; {some(workload.samples, 'sample')} = "
         f"{count(workload.samples * workload.seq_len)} tokens a step",
         markup=True,
     )

@@ -17,7 +17,7 @@ from weft.planner.naming import elsewhere
 from weft.planner.outlook import Outlook
 from weft.recompute.asked import in_short
 from weft.report.plan_picture import head_in_words, layers_held, ranges
-from weft.report.units import count, seconds, sent
+from weft.report.units import count, seconds, sent, some
 from weft.resolve.resolve import Resolved
 from weft.simulate.picture import draw
 
@@ -36,7 +36,7 @@ def show_plan(resolved: Resolved) -> None:
     out.print(
         f"[bold]{config.model.label}[/]: "
         f"{count(resolved.num_parameters)} parameters, {plan.num_layers} layers; "
-        f"{plan.global_batch} samples = {tokens} tokens a step; {config.train.steps} steps",
+        f"{some(plan.global_batch, 'sample')} = {tokens} tokens a step; {config.train.steps} steps",
         markup=True,
     )
     heading, *lines = plan_table(plan)
