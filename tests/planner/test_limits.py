@@ -166,15 +166,15 @@ def test_chips_that_a_plan_leaves_idle_are_not_hired() -> None:
 
 def test_advice_is_what_a_plan_has_not_done_yet() -> None:
     """No copy updates all of it at ZeRO 1, a sample is not divided, and one copy is not many."""
-    alone = StagePlan(mesh=Mesh.of(range(4), cp=4), layers=(0, 1), zero=1)
+    alone = StagePlan(mesh=Mesh.of(range(4), dp=4), layers=(0, 1), zero=1)
     made = Plan(num_layers=1, pipelines=(PipelinePlan(stages=(alone,), samples=1, microbatch=1),))
     assert "ZeRO" not in _against_updates(made)
     assert "ZeRO 1" in _against_updates(made.each(lambda stage: replace(stage, zero=0)))
     single = made.each(lambda stage: replace(stage, zero=0, mesh=Mesh.of((0,))))
     assert "ZeRO" not in _against_updates(single)
     (pipeline,) = made.pipelines
-    assert not _has_smaller(pipeline)
-    assert _has_smaller(replace(pipeline, samples=4, microbatch=2))
+    assert not _has_smaller(replace(pipeline, samples=4, microbatch=4))
+    assert _has_smaller(replace(pipeline, samples=8, microbatch=8))
 
 
 def test_what_would_help_without_another_search() -> None:

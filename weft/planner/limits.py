@@ -164,20 +164,20 @@ def _against_updates(plan: Plan) -> str:
     if {stage.state_tier for stage in stages} != {"device"}:
         return "more samples a step, or more chips: updates wait for what is not on the device"
     beside = len(plan.pipelines) > 1
-    if any(s.zero == 0 and (beside or s.mesh.size("dp") * s.mesh.size("cp") > 1) for s in stages):
+    if any(stage.zero == 0 and (beside or stage.mesh.sample_ways > 1) for stage in stages):
         return "ZeRO 1 or more samples a step: every copy updates all parameters by itself"
     return "more samples a step, or more chips: each updates what it has of all parameters"
 
 
 def _against_exchange(plan: Plan) -> str:
-    copies = any(stage.mesh.size("dp") > 1 for _, _, stage in plan.stages())
+    copies = any(stage.mesh.sample_ways > 1 for _, _, stage in plan.stages())
     fewer = ", or fewer copies of the model" * (copies or len(plan.pipelines) > 1)
     return f"more samples a step{fewer}: gradients are exchanged each step"
 
 
 def _has_smaller(pipeline: PipelinePlan) -> bool:
     """Its micro-batches are more than a sample for some rank."""
-    return any(pipeline.microbatch > stage.mesh.size("dp") for stage in pipeline.stages)
+    return any(pipeline.microbatch > stage.mesh.sample_ways for stage in pipeline.stages)
 
 
 def _against_links(stages: Sequence[StagePlan]) -> list[str]:
