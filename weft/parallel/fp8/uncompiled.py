@@ -5,7 +5,7 @@ Imported only then, as PyTorch's compiler takes seconds to import.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from weft.parallel.fp8.experts import GroupedMultiply
 from weft.parallel.fp8.history import note
@@ -14,7 +14,7 @@ from weft.parallel.fp8.linear import Multiply
 multiply = torch.compiler.disable(Multiply.apply)  # type: ignore[no-untyped-call]
 multiply_grouped = torch.compiler.disable(GroupedMultiply.apply)  # type: ignore[no-untyped-call]
 
-_LIBRARY = torch.library.Library("weft", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY = library.Library("weft", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("noted(Tensor largest, Tensor seen) -> Tensor")  # type: ignore[no-untyped-call]
 
 
@@ -30,7 +30,7 @@ def _form(largest: Tensor, _seen: Tensor) -> Tensor:
 
 
 _LIBRARY.impl("noted", _noted, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("weft::noted", _form)
+library.register_fake("weft::noted", _form)
 
 
 def noted(largest: Tensor, seen: Tensor) -> Tensor:
