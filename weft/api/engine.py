@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from weft.api.owned import Owned
 from weft.api.refusals import (
     facts_of,
     refuse_shapes,
@@ -147,22 +148,9 @@ class WovenEngine:
         return self._cut(batch)
 
 
-class _Owned:
-    """A model's engine, which lives as long as the model. A copy of the model has none."""
-
-    def __init__(self, engine: WovenEngine | None) -> None:
-        self.engine = engine
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> _Owned:
-        return _Owned(None)
-
-    def __reduce__(self) -> tuple[type[_Owned], tuple[None]]:
-        return _Owned, (None,)
-
-
 def own(model: nn.Module, engine: WovenEngine) -> None:
     """Let a model keep its engine alive: gradients come to it even where nobody else holds it."""
-    vars(model)["_weft"] = _Owned(engine)
+    vars(model)["_weft"] = Owned(engine)
 
 
 class _Outside:
