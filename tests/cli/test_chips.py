@@ -1,5 +1,6 @@
 """``weft chips``: what is shown of a measured chip, and what is refused before it is measured."""
 
+import json
 import os
 import subprocess
 import sys
@@ -97,6 +98,21 @@ def test_where_no_profile_can_be_written(
         assert run(words) == 2
         said = capsys.readouterr().err
         assert "error: WEFT_PROFILES = '/proc/nope" in said and "expected a folder to wri" in said
+
+
+def test_other_files_beside_it_are_a_warning(tmp_path: Path) -> None:
+    """Each once, in a line, and not on standard output."""
+    save_profile(PROFILE, tmp_path / "desk.json")
+    (tmp_path / "other.json").write_bytes(b"\xff")
+    command = [sys.executable, "-m", "weft", "chips", "profile", "--show", "--json"]
+    environment = {**os.environ, "WEFT_PROFILES": str(tmp_path)}
+    shown = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=600
+    )
+    (each,) = json.loads(shown.stdout)["profiles"]
+    assert each["file"] == str(tmp_path / "desk.json")
+    (line,) = shown.stderr.splitlines()
+    assert line.startswith(f"warning: passed over: profile = '{tmp_path}/other.json': expected")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from weft.cluster.cluster import Chip, Node, catalogue
 from weft.cluster.view import ChipPool, ClusterView
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, PassedOver
 from weft.cost.choice import Group, choice_of
 from weft.cost.memory import CPU
 from weft.cost.operators import Op, layer_ops
@@ -344,7 +344,7 @@ def test_broken_profiles_are_refused(change, message, tmp_path) -> None:
     assert str(refusal.value) == message
     path = tmp_path / "x.json"
     path.write_text(json.dumps(data))
-    with pytest.raises(ConfigError, match=r"^profile .*x.json: .* `weft chips profile`\.$"):
+    with pytest.raises(ConfigError, match=r"^profile .*x.json: .*, and delete it\.$"):
         load_profile(path)
 
 
@@ -353,12 +353,24 @@ def test_files_that_are_no_profiles_are_refused(tmp_path) -> None:
     with pytest.raises(ConfigError, match="expected a readable file"):
         load_profile(path)
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match=r"expected JSON. Delete it, and measure again"):
+    with pytest.raises(ConfigError, match=r"expected JSON. Measure again with"):
         load_profile(path)
     for text, expected in (("{", "expected JSON"), ("[]", "expected a profile of a chip")):
         path.write_text(text)
         with pytest.raises(ConfigError, match=expected):
             load_profile(path)
+
+
+def test_other_files_among_profiles_are_passed_over(tmp_path) -> None:
+    path = tmp_path / file_name(PROFILE)
+    save_profile(PROFILE, path)
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe")
+    (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "later.json").write_text(to_json(PROFILE).replace('"version": 1', '"version": 9'))
+    with pytest.warns(PassedOver) as warned:
+        assert saved_profiles(tmp_path) == [(path, PROFILE)]
+    assert [str(each.message).split(":")[0] for each in warned] == ["passed over"] * 4
 
 
 def test_where_profiles_are() -> None:

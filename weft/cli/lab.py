@@ -64,7 +64,7 @@ def lab(
         ),
     ] = None,
     gflops: Annotated[
-        float, typer.Option(min=0.001, help="10^9 FLOP/s of a virtual chip of speed 1.")
+        float, typer.Option(min=0.001, max=1e9, help="10^9 FLOP/s of a virtual chip of speed 1.")
     ] = GFLOPS,
     json: Json = False,
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +25,7 @@ from weft.cli.saved import report
 from weft.cli.target import OVERRIDES
 from weft.cli.train import TrainOptions, train
 from weft.cli.tune import TuneOptions, tune
-from weft.config.errors import STOPPED, ConfigError, ConfigErrors, RunError, no_room
+from weft.config.errors import STOPPED, ConfigError, ConfigErrors, PassedOver, RunError, no_room
 from weft.config.load import config_schema
 from weft.version import __version__
 
@@ -110,6 +112,7 @@ app.command(rich_help_panel=MACHINE)(schema)
 def main() -> None:
     """Run a command. Exit code 0: done; 2: the user's mistake; 75: stopped; 1: anything else."""
     print_anything()
+    warnings.formatwarning = _in_a_line(warnings.formatwarning)
     sys.exit(run(sys.argv[1:]))
 
 
@@ -131,6 +134,17 @@ def run(arguments: list[str]) -> int:
         err.print("stopped")
         return STOPPED
     return code or 0
+
+
+def _in_a_line(otherwise: Callable[..., str]) -> Callable[..., str]:
+    """How warnings are written: those for whoever gave the command without a place in the code."""
+
+    def written(message: Warning | str, category: type[Warning], *place: Any) -> str:
+        if issubclass(category, PassedOver):
+            return f"warning: {message}\n"
+        return otherwise(message, category, *place)
+
+    return written
 
 
 def _tell(error: ConfigErrors | ConfigError | RunError) -> int:

@@ -24,6 +24,10 @@ class DivergedError(RunError):
     exit_code = 76
 
 
+class PassedOver(UserWarning):
+    """Something of the user's cannot be used, and is not needed: all goes on without it."""
+
+
 class ConfigError(ValueError):
     """A value the user wrote cannot be used. Names the key, the value and what would do.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from math import isfinite
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, PassedOver
 from weft.cost.profile import Profile
 
 VERSION = 1
@@ -57,7 +58,7 @@ def load_profile(path: Path) -> Profile:
     Raises:
         ConfigError: it cannot be read, or is not a profile; with the first wrong value.
     """
-    hint = "Delete it, and measure again with `weft chips profile`."
+    hint = "Measure again with `weft chips profile`, and delete it."
     try:
         text = path.read_text("utf-8")
     except OSError as error:
@@ -77,9 +78,14 @@ def load_profile(path: Path) -> Profile:
 
 
 def saved_profiles(folder: Path | None = None) -> list[tuple[Path, Profile]]:
-    """Every profile of a folder, newest measurement first."""
-    paths = sorted((folder or profiles_folder()).glob("*.json"))
-    found = [(path, load_profile(path)) for path in paths]
+    """Every profile of a folder, newest measurement first; warns of other files (``PassedOver``),
+    which may be of another version or of somebody else."""
+    found = []
+    for path in sorted((folder or profiles_folder()).glob("*.json")):
+        try:
+            found.append((path, load_profile(path)))
+        except ConfigError as error:
+            warnings.warn(f"passed over: {error}", PassedOver, stacklevel=1)
     return sorted(found, key=lambda each: each[1].machine.date, reverse=True)
 
 
