@@ -127,6 +127,12 @@ def test_a_record_is_read_back_as_it_was(tmp_path: Path) -> None:
     again.begin()
     assert (again.candidates, again.outcomes, again.used_s) == (plans, [ran, short, short], 3.0)
     assert again.times == 1.3
+    record.file.write_text('{"kind": "jo')  # ended in its first line
+    (tmp_path / "tune.json").touch()
+    again = Record.opened(tmp_path, {"a": 1, "b": None})
+    again.begin()
+    assert not again.candidates and again.file.read_text().count("\n") == 1
+    assert Record.opened(tmp_path, {"a": 1, "b": None}).asked == again.asked
 
 
 def test_of_another_job_what_differs_is_said(tmp_path: Path) -> None:

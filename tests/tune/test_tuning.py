@@ -59,6 +59,20 @@ def test_the_best_of_all_is_found_by_few_trials(
     assert not any("trial" in line for line in more), "it had ended"
 
 
+def test_time_that_is_up_ends_questions_too() -> None:
+    """After the first that has an answer."""
+    asked_of = list[tuple[int, int]]()
+    job = asked([*ASKED[:2], "tune.micros=[64, 2, 4]", "train.steps=9"])
+
+    def tell(done: int, of: int) -> None:
+        asked_of.append((done, of))
+
+    some = job.space.candidates(tell, lambda: True)
+    ((done, of),) = asked_of
+    assert some and done == 1 < of
+    assert len(job.space.candidates()) > len(some)
+
+
 def test_a_lab_without_memory_for_it_leads_to_what_recomputes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,11 @@ class TuneOptions:
     ] = None
     minutes: Annotated[
         float,
-        typer.Option(min=0, help="Time for all of it; less where no more trials are worth it."),
+        typer.Option(
+            min=0,
+            help="Time for all of it, but for what was begun and a first trial; less where no more "
+            "trials are worth it.",
+        ),
     ] = 10.0
     trials: Annotated[int | None, typer.Option(min=1, help="Most trials.")] = None
     profile: Annotated[

@@ -49,8 +49,13 @@ class Space:
             expected = f"some that are no more than the {samples} samples of a step"
             raise ConfigError("tune.micros", list(micros), expected)
 
-    def candidates(self, tell: Tell = lambda *_: None) -> list[Candidate]:
+    def candidates(
+        self, tell: Tell = lambda *_: None, enough: Callable[[], bool] = lambda: False
+    ) -> list[Candidate]:
         """Unlike plans, the fastest by prediction first.
+
+        Args:
+            enough: Once there is one, whether what is not asked yet is left out.
 
         Raises:
             ConfigError: nothing fits, whatever is asked (``NoPlan``), or a rate is not known.
@@ -65,6 +70,8 @@ class Space:
             except ConfigError as error:
                 refused.append(error)
             tell(number, len(questions))
+            if found and enough():
+                break
         if not found:
             raise refused[0]
         return sorted(found.values(), key=lambda each: each.predicted_s)[: self.tune.plans]

@@ -50,7 +50,7 @@ class Record:
         record = Record(file, asked)
         lines = _whole_lines(file)
         if not lines:
-            if folder.exists() and any(folder.iterdir()):
+            if not file.exists() and folder.exists() and any(folder.iterdir()):
                 expected = "a folder that is new, or one of an earlier `weft tune`"
                 raise ConfigError("--out", str(folder), expected)
             return record
@@ -81,12 +81,12 @@ class Record:
 
     def begin(self) -> None:
         """Before anything is written: what was half written is cut off."""
-        if not self.file.exists():
-            self._write({"kind": "job", "version": VERSION, "asked": dict(self.asked)})
+        whole = self.file.read_bytes().rfind(b"\n") + 1 if self.file.exists() else 0
+        if whole:
+            os.truncate(self.file, whole)
             return
-        text = self.file.read_bytes()
-        with self.file.open("r+b") as file:
-            file.truncate(text.rfind(b"\n") + 1)
+        self.file.unlink(missing_ok=True)
+        self._write({"kind": "job", "version": VERSION, "asked": dict(self.asked)})
 
     def add_plans(self, candidates: Sequence[Candidate], times: float, used_s: float) -> None:
         """What trials are chosen from."""

@@ -129,7 +129,7 @@ class Tuning:
             if done == of or done % 4 == 0:
                 self._say(f"asked the planner {done} of {of} questions")
 
-        candidates = space.candidates(tell)
+        candidates = space.candidates(tell, lambda: self._left_s <= 0)
         if given is not None:
             own = self._job.candidate_of(given)
             candidates = [
