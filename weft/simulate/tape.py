@@ -83,6 +83,12 @@ class Tape:
         self, stages: Sequence[StageTimes], borders: Sequence[BorderTimes], last: float
     ) -> float:
         """When the last action of ``play`` has ended, computed faster than all ends."""
+        return self.end_and_backs(stages, borders, last)[0]
+
+    def end_and_backs(
+        self, stages: Sequence[StageTimes], borders: Sequence[BorderTimes], last: float
+    ) -> tuple[float, list[float]]:
+        """Likewise, and when each of ``first_backs`` has ended: they hand nothing on."""
         takes, carry, late = _durations(stages, borders, last, self.num_chained)
         free, ports = [0.0] * self.num_positions, self._ports(borders)
         sent = [0.0] * (self.num_positions + 2 * len(borders))
@@ -101,13 +107,13 @@ class Tape:
                 sent[port] = leaves
                 end = leaves + late[code]
             note(end)
-        return max(free)
+        return max(free), [arrived[row] for row in self.first_backs]
 
-    def ends(
+    def ends_and_backs(
         self, plays: Sequence[Sequence[StageTimes]], borders: Sequence[BorderTimes], last: float
-    ) -> list[float]:
-        """``end`` of several plays, each of other stages over the same borders, all at once: an
-        action is a row of numbers, one for each play, which pays where they are many."""
+    ) -> list[tuple[float, list[float]]]:
+        """``end_and_backs`` of several plays, each of other stages over the same borders, all at
+        once: an action is a row of numbers, one for each play, which pays where they are many."""
         import numpy as np  # what commands that answer at once do without
 
         _, carry, late = _durations(plays[0], borders, last, self.num_chained)
@@ -128,8 +134,9 @@ class Tape:
                 arrived.append(leaves + late[code])
             else:
                 arrived.append(end.copy())
-        found: list[float] = np.maximum.reduce(free).tolist()
-        return found
+        ends: list[float] = np.maximum.reduce(free).tolist()
+        backs: list[list[float]] = np.array([arrived[row] for row in self.first_backs]).T.tolist()
+        return list(zip(ends, backs, strict=True))
 
     def add(self, position: int, code: int, before: int = _NONE, wire: int = _NONE) -> int:
         """A row more; its number."""
@@ -297,7 +304,7 @@ def tape_of(pattern: Pattern) -> Tape:
     return write_tape(order, pattern.positions, many, heads=len(pattern.heads))
 
 
-def seconds_each(pattern: Pattern, ended: Sequence[float]) -> float:
+def seconds_each(pattern: Pattern, backs: Sequence[float]) -> float:
     """How much longer a long step takes with a microbatch more, seen in a shorter one.
 
     Once it is full, a pipeline repeats itself under 1F1B and ZB-H1, though not after each
@@ -306,10 +313,10 @@ def seconds_each(pattern: Pattern, ended: Sequence[float]) -> float:
 
     Args:
         pattern: At least ``FULL_AFTER`` microbatches for each that is in flight.
-        ended: When each action of its tape has ended.
+        backs: When each of its tape's ``first_backs`` has ended.
     """
     most = pattern.together
-    back = [ended[number] for number in tape_of(pattern).first_backs][:-most]
+    back = backs[:-most]
     best, unlike = 0.0, float("inf")
     for together in range(1, most + 1):
         each = (back[-1] - back[-1 - together]) / together

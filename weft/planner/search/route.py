@@ -23,8 +23,8 @@ FULL_AFTER = 3
 """Microbatches for each mesh, after which the next for each is taken for all that follow."""
 REPEATING = ("1f1b", "zb-h1")
 """Schedules that repeat themselves after fewer microbatches than meshes, which is looked for."""
-PLAYED_WHOLE = 6000
-"""Actions up to which a step is played to its end."""
+PLAYED_WHOLE = 1500
+"""Actions up to which a step is played to its end: more would leave less effort for others."""
 TOGETHER = 12
 """Splits from which on they are played all at once."""
 FASTER = 10
@@ -108,23 +108,29 @@ class Route:
 
     def seconds(self, layers: Sequence[int]) -> float:
         """A step of the pipeline and what is done once, as ``time_of_plan`` says it."""
-        times = self._times(layers)
-        return self._until_last_backward(times) + self._once(times)
+        return self.seconds_of([tuple(layers)])[0]
 
     def plays(self, splits: int) -> int:
         """Plays that take as long as ``seconds_of`` so many."""
-        return min(splits, TOGETHER + splits // FASTER) if self._at_once(splits) else splits
-
-    def _at_once(self, splits: int) -> bool:
-        return splits >= TOGETHER and self.played == (self.pattern,)
+        return splits if splits < TOGETHER else min(splits, TOGETHER + splits // FASTER)
 
     def seconds_of(self, splits: Sequence[tuple[int, ...]]) -> list[float]:
         """``seconds`` of each."""
-        if not self._at_once(len(splits)):
-            return [self.seconds(layers) for layers in splits]
         every = [self._times(layers) for layers in splits]
-        ends = tape_of(self.pattern).ends(every, self.borders, self.course.last_size)
-        return [end + self._once(times) for end, times in zip(ends, every, strict=True)]
+        parts = zip(*(self._played(part, every) for part in self.played), strict=True)
+        return [
+            self._until_last_backward(times, ends) + self._once(times)
+            for times, ends in zip(every, parts, strict=True)
+        ]
+
+    def _played(
+        self, part: Pattern, every: Sequence[Sequence[StageTimes]]
+    ) -> list[tuple[float, list[float]]]:
+        """When each play of it has ended, and the first stage's backwards."""
+        tape, around = tape_of(part), (self.borders, self.course.last_size)
+        if len(every) < TOGETHER:
+            return [tape.end_and_backs(times, *around) for times in every]
+        return tape.ends_and_backs(every, *around)
 
     def _times(self, layers: Sequence[int]) -> list[StageTimes]:
         """Of all stages."""
@@ -175,19 +181,21 @@ class Route:
         kinds = 3 if SCHEDULES[self.line.schedule].splits_backward else 2
         return kinds * self.pattern.num_stages * microbatches
 
-    def _until_last_backward(self, times: Sequence[StageTimes]) -> float:
-        """A long step grows with its microbatches, and no less than its busiest mesh or border."""
-        size = self.course.last_size
-        first, last = self.played[0], self.played[-1]
+    def _until_last_backward(
+        self, times: Sequence[StageTimes], parts: Sequence[tuple[float, list[float]]]
+    ) -> float:
+        """A long step grows with its microbatches, and no less than its busiest mesh or border.
+
+        ``parts``: of what was ``played``, as ``_played`` has it.
+        """
+        last, (end, backs) = self.played[-1], parts[-1]
         more = self.pattern.num_microbatches - last.num_microbatches
         if not more:
-            return tape_of(last).end(times, self.borders, size)
-        if last is first:
-            ended = tape_of(last).play(times, self.borders, size)[1]
-            end, each = max(ended), seconds_each(last, ended)
+            return end
+        if len(parts) == 1:
+            each = seconds_each(last, backs)
         else:
-            ends = [tape_of(part).end(times, self.borders, size) for part in self.played]
-            end, each = ends[-1], (ends[-1] - ends[0]) / self.num_meshes
+            each = (end - parts[0][0]) / self.num_meshes
         busy = max(
             sum(times[s].of("F") + times[s].of("B") for s in held) for held in self.positions
         )
