@@ -172,6 +172,18 @@ def test_a_split_that_does_not_fit_is_refused() -> None:
         alone(meshes=5, schedule="interleaved")
     with pytest.raises(ConfigError, match='"uniform", "parameters", or the layers'):
         alone(by="flops")
+    with pytest.raises(ConfigError, match=r"settings = \{\}: expected no such setting: there"):
+        alone(settings={})
+
+
+def test_layers_are_computed_as_exactly_as_they_are_built() -> None:
+    assert {stage.precision for _, _, stage in alone(meshes=2).stages()} == {"fp32"}
+    doubles = [Layer(nn.Flatten), Layer(nn.Linear, 4, 2, dtype=torch.float64)]
+    found = [
+        weft.split(doubles, samples=4, microbatch=2, meshes=2, **more)
+        for more in ({}, {"precision": "fp32"})
+    ]
+    assert [{s.precision for _, _, s in plan.stages()} for plan in found] == [{"fp64"}, {"fp32"}]
 
 
 def test_a_batch_that_does_not_fit_is_refused() -> None:

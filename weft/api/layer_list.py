@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from math import prod
 from typing import Any, Literal
 
@@ -26,6 +27,8 @@ ElementLoss = Callable[[Tensor, Tensor], Tensor]
 
 CANNOT = (RuntimeError, TypeError, ValueError, IndexError)
 """What modules raise for tensors they do not take, or that have no values."""
+SETTINGS = tuple(each.name for each in fields(StagePlan) if each.name not in ("mesh", "layers"))
+"""What ``split`` takes for every stage."""
 PROBE = 2
 """Samples of the batch that finds shapes."""
 
@@ -185,11 +188,17 @@ def split(
             for. V-shaped and interleaved schedules put two stages on each.
         dp: Ranks that share the samples of a microbatch.
         schedule: In which order the work is done.
-        settings: Further fields of every ``StagePlan``: precision, recompute, zero, passes.
+        settings: Further fields of every ``StagePlan``: precision, recompute, zero, passes. Layers
+            that are built in float64 have the precision "fp64" where none is given.
 
     Raises:
-        ConfigError: there are fewer layers than stages, or counts that do not fit.
+        ConfigError: there are fewer layers than stages, counts that do not fit, or no such setting.
     """
+    for name, value in settings.items():
+        if name not in SETTINGS:
+            raise ConfigError(name, value, f"no such setting: there are {', '.join(SETTINGS)}")
+    if "precision" not in settings and _is_wide(layers):
+        settings["precision"] = "fp64"
     if meshes is None:
         meshes = max(1, (RankAddress.from_environment() or RankAddress()).world_size // dp)
     grid = [Mesh.of(range(m * dp, m * dp + dp), dp=dp) for m in range(meshes)]
@@ -205,6 +214,12 @@ def split(
         stages=stages, samples=samples, microbatch=microbatch, schedule=schedule
     )
     return Plan(num_layers=len(layers), pipelines=(pipeline,))
+
+
+def _is_wide(layers: Sequence[Layer]) -> bool:
+    """All numbers of the first that has any are doubles: others are of its precision too."""
+    params = (param for module in Skeleton(layers).modules for param in module.parameters())
+    return next((param.dtype == torch.float64 for param in params), False)
 
 
 def _counts(

@@ -92,13 +92,13 @@ class MostTrained:
     def sentences(self) -> Iterator[str]:
         """For people."""
         for words, pool in zip(self.chosen.taken(), self.chosen.asked.pools, strict=True):
-            yield f"{words}; a chip fails every {_hours(pool):,.0f} hours{_said(pool)}"
+            yield f"{words}; a chip fails every {_shown(_hours(pool))} hours{_said(pool)}"
         every = self.failures.every(self.step_s)
         yield (
             f"a failure every {_shown(1 / self.failures.rate / 3600)} hours, "
             f"{self.failures.restart_s:g} s to begin again; a save holds up steps for "
             f"{self.failures.save_s:.2g} s at most: checkpoint.every={every}, each "
-            f"{every * self.step_s / 60:,.2g} minutes"
+            f"{_shown(every * self.step_s / 60, digits=2)} minutes"
         )
         yield (
             f"{self.tokens / self.chosen.cost:,.0f} tokens/s stay done, {self.goodput:.1%} of what "
@@ -174,8 +174,8 @@ def _hours(pool: ChipPool) -> float:
     return USUAL_HOURS if pool.mtbf_hours is None else pool.mtbf_hours
 
 
-def _shown(hours: float) -> str:
-    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
+def _shown(number: float, *, digits: int = 3) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.{digits}g}"
 
 
 def _said(pool: ChipPool) -> str:

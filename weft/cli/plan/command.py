@@ -331,6 +331,9 @@ def _equal_stages(pairs: dict[str, str]) -> Iterator[str]:
         raise ConfigError("--why", pairs["pp"], "a number of meshes for pp") from None
     if not 1 <= num_stages <= MOST_MESHES:
         raise ConfigError("--why", num_stages, f"1 to {MOST_MESHES} meshes for pp")
+    if num_stages == 1 and "schedule" in pairs:
+        expected = "no schedule with one mesh, which has nothing to wait for"
+        raise ConfigError("--why", f"schedule={pairs['schedule']}", expected, "pp=2 has two.")
     schedule = pairs.get("schedule", "1f1b") if num_stages > 1 else "null"
     yield f"plan.stages=[{', '.join([f'{{{inside}}}'] * num_stages)}]"
     yield f"plan.schedule={schedule}"
