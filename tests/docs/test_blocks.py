@@ -26,7 +26,7 @@ from weft.precision.registry import PRECISIONS
 
 LANGUAGES = {"", "console", "diff", "json", "python", "text", "toml", "yaml"}
 OPEN = "..."
-"""A key of an object in the documentation that stands for more of the same."""
+"""A key of an object, or a line, in the documentation that stands for more of the same."""
 
 
 def pages_with(language: str) -> pytest.MarkDecorator:
@@ -82,13 +82,22 @@ def test_commands_parse(page: Path, here: Path, weft: Weft) -> None:
     for block in blocks(page):
         if block.language == "json" and Path(block.before).suffix == ".json":
             (here / Path(block.before).name).write_text(block.text)
-    found = [call for block in blocks(page) if block.language == "console" for call in calls(block)]
+    every = blocks(page)
+    found = [
+        (call, after.text if after.follows and after.language == "text" else "")
+        for block, after in zip(every, [*every[1:], Block("", "", "")], strict=True)
+        if block.language == "console"
+        for call in calls(block)
+    ]
     assert found
     followed = page.parent.name == "tutorials" or page.name in ("README.md", "index.md")
-    for call in found:
+    for call, shown in found:
         check_call(call)
         if call.program == "weft" and call.arguments[0] == "plan" and not followed:
-            weft(*of_few_nodes(call.arguments))
+            words = of_few_nodes(call.arguments)
+            printed = weft(*words)
+            for part in shown.split(f"{OPEN}\n") if words == call.arguments else ():
+                assert " ".join(part.split()) in " ".join(printed.split()), (words, printed)
 
 
 def of_few_nodes(words: list[str]) -> list[str]:

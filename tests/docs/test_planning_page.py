@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from docs.conftest import Weft
-from docs.pages import ROOT, blocks, calls
+from docs.pages import ROOT, blocks
 
 from weft.cluster.cluster_file import read_view
 
@@ -16,14 +16,6 @@ def test_the_cluster_that_is_shown_can_be_read(here: Path) -> None:
     view = read_view(here / "my.yaml")
     assert [pool.chip.name for pool in view.pools] == ["H100-SXM5-80GB", "N1"]
     assert view.world_size == 500 * 8 + 32 * 16
-
-
-def test_need_prints_what_is_shown(here: Path, weft: Weft) -> None:
-    (here / "examples").symlink_to(ROOT / "examples")
-    found = blocks(PAGE)
-    number = next(n for n, block in enumerate(found) if "--need" in block.text)
-    (call,) = calls(found[number])
-    assert found[number + 1].text in weft(*call.arguments)
 
 
 def test_goodput_prints_what_is_shown(here: Path, weft: Weft) -> None:
