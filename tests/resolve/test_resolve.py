@@ -115,6 +115,14 @@ def test_what_fp32_multiplies_with_is_said(overrides: list[str], node: Node, not
     assert notes == [note] * bool(note)
 
 
+def test_a_group_out_of_eight_bits_is_idle_where_nothing_is_in_them() -> None:
+    groups = "optim.groups=[{params: 'layers.*', fp8: false}]"
+    note = "optim.groups[0].fp8 = false changes nothing: no stage has fp8"
+    for precision, idle in (("bf16", True), ("fp8", False)):
+        overrides = [groups, f"compute.precision={precision}"]
+        assert (note in resolved(overrides, LAPTOP).notes) == idle
+
+
 @pytest.mark.parametrize("modes", ["feed_forward+core", "core+full:1", "attention+chunks"])
 def test_modes_of_recomputation_are_joined(modes: str) -> None:
     """In every stage that says nothing else, where the stage does, and with a planner."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from weft.cluster.cluster import HOST, Chip, Cluster, Dtype
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
+from weft.config.optim_sections import ParamGroupConfig
 from weft.plan.plan import Plan, Precision
 from weft.platform.registry import PLATFORMS
 from weft.precision.registry import PRECISIONS
@@ -78,6 +79,14 @@ def eight_bits_notes(computing: Sequence[Computing], *, asked: bool) -> Iterator
         yield f"{text} is emulated: rounded to eight bits, multiplied as bf16, slower than bf16"
     for text in dict.fromkeys(each.words for each in computing if each.lacks_bf16):
         yield f"{text} is multiplied as fp32 is, for want of such units; fp16 is faster there"
+
+
+def idle_groups_notes(plan: Plan, groups: Sequence[ParamGroupConfig]) -> Iterator[str]:
+    """Of what is kept out of eight bits where nothing is in them."""
+    if not any(PRECISIONS[stage.precision].products for _, _, stage in plan.stages()):
+        for number, group in enumerate(groups):
+            if not group.fp8:
+                yield f"optim.groups[{number}].fp8 = false changes nothing: no stage has fp8"
 
 
 def refuse_emulated(computing: Sequence[Computing], *, asked: bool, way: str) -> None:

@@ -52,7 +52,7 @@ from weft.planner.validate import (
 )
 from weft.planner.whole_blocks import refuse_cut_blocks
 from weft.platform.registry import PLATFORMS
-from weft.resolve.eight_bits import computing_here, eight_bits_notes
+from weft.resolve.eight_bits import computing_here, eight_bits_notes, idle_groups_notes
 from weft.resolve.kept import ACTIVATIONS, with_activations_in
 from weft.resolve.overruled import said_by_every_stage, section_of_stages
 from weft.resolve.scales import with_scales
@@ -170,6 +170,7 @@ def resolve(
         _check_fit(plan, spec, config)
         notes += idle_zero_notes(plan, tied=any(param.also for param in param_specs(spec)))
         _check_world_size(config, plan, world_size)
+        notes += idle_groups_notes(plan, config.optim.groups)
         notes += tf32_note(plan, cluster, asked=config.compute.tf32)
         if device_of is None:
             asked = config.compute.emulate_fp8
