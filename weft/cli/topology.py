@@ -60,8 +60,7 @@ def topology(
         many = ranks or max(2, len(node.chips) or node.cores)
         _refuse_too_many("--ranks", many)
         folder_to_write(FOLDER_KEY, folder)
-        if not fresh:
-            saved_links(folder, [node.host])  # which refuses a damaged file
+        fresh = fresh or saved_links(folder, [node.host]) is None
         links = links_here(many, device, folder, fresh=fresh)
     else:
         if ranks is not None:

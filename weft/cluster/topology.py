@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations, groupby, pairwise, permutations
@@ -18,7 +19,7 @@ from statistics import median
 
 from pydantic import TypeAdapter
 
-from weft.config.errors import ConfigError
+from weft.config.errors import PassedOver
 
 VERSION = 1
 """Of the schema of files."""
@@ -162,11 +163,8 @@ def save_links(links: Links, path: Path) -> None:
 
 
 def saved_links(folder: Path, hosts: Iterable[str]) -> Links | None:
-    """What was measured among these machines, and no others; None where nothing was.
-
-    Raises:
-        ConfigError: the file is none of ours.
-    """
+    """What was measured among these machines, and no others; None where nothing was, or where the
+    file is none of ours, of which it warns (``PassedOver``)."""
     path = file_of(folder, hosts)
     if not path.exists():
         return None
@@ -180,9 +178,10 @@ def saved_links(folder: Path, hosts: Iterable[str]) -> Links | None:
         if [len(row) for row in rows] != [many] * (2 * many):
             raise ValueError(f"{many} ranks, and rows of other lengths")
         return links
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        hint = "Measure again with `weft chips topology --fresh`."
-        raise ConfigError("topology", str(path), "a file of measured links", hint) from error
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        words = f"passed over: {path} holds no measured links; `weft chips topology` measures them"
+        warnings.warn(words, PassedOver, stacklevel=1)
+        return None
 
 
 def in_order(links: Links, hosts: Sequence[str]) -> Links | None:
