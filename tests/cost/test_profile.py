@@ -344,7 +344,7 @@ def test_broken_profiles_are_refused(change, message, tmp_path) -> None:
     assert str(refusal.value) == message
     path = tmp_path / "x.json"
     path.write_text(json.dumps(data))
-    with pytest.raises(ConfigError, match=r"^profile .*x.json: .*, and delete it\.$"):
+    with pytest.raises(ConfigError, match=r"^profile .*x.json: .* `weft chips profile`\.$"):
         load_profile(path)
 
 

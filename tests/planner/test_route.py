@@ -49,15 +49,20 @@ def test_a_step_takes_what_the_plan_takes(kind: str) -> None:
         assert each.route.seconds(each.line.layers) == pytest.approx(each.step_s(), rel=ROUNDING)
 
 
-def test_splits_take_as_long_together_as_each_by_itself() -> None:
+@pytest.mark.parametrize("whole", [route_module.PLAYED_WHOLE, 0])
+def test_splits_take_as_long_together_as_each_by_itself(
+    whole: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To the last bit, so that it makes no difference which way they are played."""
-    many = 0
+    monkeypatch.setattr(route_module, "PLAYED_WHOLE", whole)
+    many = in_part = 0
     for each in draws("bf16") + draws("long"):
         route, total = each.route, each.costs.workload.spec.num_layers
         every = [*islice(splits(route.least, [total] * route.num_meshes, total), 2 * TOGETHER)]
         many += len(every) >= TOGETHER
+        in_part += len(every) >= TOGETHER and route.played != (route.pattern,)
         assert route.seconds_of(every) == [route.seconds(layers) for layers in every], each
-    assert many > 50
+    assert many > 50 and (in_part > 20 or whole), (many, in_part)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -58,7 +58,7 @@ def load_profile(path: Path) -> Profile:
     Raises:
         ConfigError: it cannot be read, or is not a profile; with the first wrong value.
     """
-    hint = "Measure again with `weft chips profile`, and delete it."
+    hint = "Measure again with `weft chips profile`."
     try:
         text = path.read_text("utf-8")
     except OSError as error:
