@@ -116,11 +116,11 @@ class Costs:
         self.shape = shape_of(workload.spec)
         part = problem.options.memory_part
         self.budgets = [pool.chip.memory_gib * 2**30 * part for pool in pools]
+        """By pool: bytes of one chip that may be planned."""
         self.on_hosts = [
             (pool.host_gib or 0) * 2**30 * part / pool.chips_per_node for pool in pools
         ]
-        """Room of a chip in its host's memory."""
-        """By pool: bytes of one chip that may be planned."""
+        """Likewise room of a chip in its host's memory."""
         self.rooms: dict[object, int] = {}
         """Most layers of a mesh, by all that decides; of the routes that ask."""
         self.choice: Callable[[Section, int], StageChoice] = cache(self._choice)
