@@ -98,10 +98,7 @@ class Skeleton:
         """By number; shared ones are the same object."""
 
     def _build(self, number: int) -> nn.Module:
-        layer = self.layers[number]
-        expected = "a layer that can be built on the meta device"
-        with refusing(f"layers[{number}]", layer.name, expected), torch.device("meta"):
-            module = layer.build()
+        module = _shapes_of(number, self.layers[number])
         refuse_batch_statistics(f"layers[{number}]", module)
         refuse_odd_gradients(f"layers[{number}]", module)
         return module
@@ -149,6 +146,17 @@ class Skeleton:
 
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(param.shape) for name, param in module.named_parameters()}
+
+
+def _shapes_of(number: int, layer: Layer) -> nn.Module:
+    """A layer on the meta device.
+
+    Raises:
+        ConfigError: it cannot be built there.
+    """
+    expected = "a layer that can be built on the meta device"
+    with refusing(f"layers[{number}]", layer.name, expected), torch.device("meta"):
+        return layer.build()
 
 
 @contextmanager
@@ -218,7 +226,8 @@ def split(
 
 def _is_wide(layers: Sequence[Layer]) -> bool:
     """All numbers of the first that has any are doubles: others are of its precision too."""
-    params = (param for module in Skeleton(layers).modules for param in module.parameters())
+    built = (_shapes_of(number, layer) for number, layer in enumerate(layers))
+    params = (param for module in built for param in module.parameters())
     return next((param.dtype == torch.float64 for param in params), False)
 
 
