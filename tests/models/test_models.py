@@ -288,6 +288,16 @@ def test_overrides_and_the_data_s_sizes_go_in() -> None:
     assert model_spec(config, 300, 77) == expected
 
 
+def test_all_that_a_size_of_its_own_lacks_is_said_at_once() -> None:
+    said = {"d_model": 64, "d_ff": 256, "num_layers": 2, "num_heads": 4}
+    with pytest.raises(ConfigError) as caught:
+        model_spec(DecoderConfig(family="gpt2", size=None, **said), 300, 77)
+    lacking = re.findall(r"model\.(\w+)", str(caught.value))
+    assert sorted({*lacking} - {"size"}) == ["d_head", "norm_eps", "num_kv_heads", "tied"]
+    rest = {"d_head": 16, "num_kv_heads": 4, "norm_eps": 1e-5, "tied": True}
+    assert model_spec(DecoderConfig(family="gpt2", size=None, **said, **rest), 300, 77)
+
+
 def _device_free_files() -> list[Path]:
     nn_folder, models = (Path(str(m.__path__[0])) for m in (weft.nn, weft.models))
     return sorted(nn_folder.glob("*.py")) + sorted(models.glob("*/model.py"))

@@ -147,11 +147,17 @@ def _row(family: Family[Any], config: ModelConfig, said: Mapping[str, Any]) -> d
         if row is None:
             raise unknown_name("model.size", config.size, family.sizes)
         return asdict(row)
-    for field in fields(family.spec):
-        has_default = not (field.default is MISSING and field.default_factory is MISSING)
-        if not has_default and field.name not in (*said, "vocab_size", "seq_len"):
-            hint = "Give it, or a row of the family's table."
-            raise ConfigError(f"model.{field.name}", None, "a value, as model.size is null", hint)
+    known = {*said, "vocab_size", "seq_len"}
+    needed = [
+        f"model.{field.name}"
+        for field in fields(family.spec)
+        if field.default is MISSING and field.default_factory is MISSING
+    ]
+    lacking = [key for key in needed if key.removeprefix("model.") not in known]
+    if lacking:
+        also = f", and {', '.join(lacking[1:])} too" if lacking[1:] else ""
+        hint = f"Give it{also}, or a row of the family's table."
+        raise ConfigError(lacking[0], None, "a value, as model.size is null", hint)
     return {}
 
 
