@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from weft.api.owned import Owned
 from weft.api.refusals import (
     facts_of,
+    refuse_other_state,
     refuse_shapes,
     refuse_state,
     refuse_unlike,
@@ -28,6 +29,7 @@ from weft.config.errors import ConfigError
 from weft.nn.stage import MicroBatch, Term, Terms, Tree
 from weft.optim.pytorch import TorchOptimizer, set_lr
 from weft.parallel.gradients import Gradients
+from weft.parallel.mains import MainParam
 from weft.plan.plan import Plan
 from weft.platform.registry import platform_named
 from weft.train.assemble import Assembled, Source, assemble
@@ -140,6 +142,26 @@ class WovenEngine:
         refuse_weight(totals[1])
         return torch.where(totals[1] > 0, totals[0] / totals[1], 0.0)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What this process needs, beside the state dicts of its layers, to go on to the bit.
+
+        ``optimizer`` is that of ``engine.optimizer``; ``exact`` has by name and place the values
+        that the optimizer updates, of parameters that the model has rounded (bf16, fp8). Like that
+        of a module, it holds the tensors themselves. Each process saves its own.
+        """
+        return {"optimizer": self.optimizer.state_dict(), "exact": self._outside.exact()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` gave on the same process of the same plan; before or after
+        the layers load theirs.
+
+        Raises:
+            ConfigError: it is of another model, plan or precision. Nothing was changed then.
+        """
+        refuse_other_state(state, self._outside.exact())
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._outside.restore(state["exact"])
+
     def _take(self, batch: Any) -> list[MicroBatch]:
         """This process's part. The 1st, 2nd, 4th, 8th ... batch is compared with the others'."""
         self._num_batches += 1
@@ -160,11 +182,23 @@ class _Outside:
         self._roots = list(roots)
         self._known = {id(p) for root in self._roots for p in root.parameters() if p.requires_grad}
         self._mains = [main for main in gradients.mains if main.value is not main.param]
+        self._rounded = [m for m in self._mains if m.value.dtype != m.param.dtype]
         self.note()
 
     def note(self) -> None:
         """Whatever is written from now on, ``load_state_dict`` for one, is the user's."""
         self._versions = [main.param._version for main in self._mains]
+
+    def exact(self) -> dict[str, Tensor]:
+        """What the optimizer updates of parameters that are rounded, by name and place."""
+        return {_place_of(main): main.value for main in self._rounded}
+
+    @torch.no_grad()
+    def restore(self, exact: Mapping[str, Tensor]) -> None:
+        """Go on from these, which are in the model too, in its precision."""
+        for main in self._rounded:
+            main.value.copy_(exact[_place_of(main)])
+            main.param.detach()[main.box.slices()].copy_(main.value)
 
     @torch.no_grad()
     def take_in(self) -> None:
@@ -179,6 +213,12 @@ class _Outside:
                 given = main.param.detach()[main.box.slices()]
                 kept = given == main.value.to(given.dtype)
                 main.value.copy_(torch.where(kept, main.value, given.to(main.value.dtype)))
+
+
+def _place_of(main: MainParam) -> str:
+    """The name of its parameter, and which part of that it is."""
+    slices = ", ".join(f"{each.start}:{each.stop}" for each in main.box.slices())
+    return f"{main.spec.name}[{slices}]"
 
 
 @contextmanager

@@ -77,6 +77,22 @@ def refuse_unfit(model: nn.Module) -> None:
     refuse_woven("model", model)
 
 
+def refuse_other_state(state: Mapping[str, Any], own: Named) -> None:
+    """What an engine goes on from is what the same process of the same plan saved.
+
+    Raises:
+        ConfigError: it is not; ``own``: the exact values that this process updates.
+    """
+    hint = "Each process loads what its engine.state_dict() was."
+    if {*state} != {"optimizer", "exact"}:
+        raise ConfigError("state", sorted(state), "optimizer and exact", hint)
+    given = {place: tuple(value.shape) for place, value in state["exact"].items()}
+    wanted = {place: tuple(value.shape) for place, value in own.items()}
+    if odd := sorted(given.items() ^ wanted.items()):
+        expected = f"the {len(wanted)} exact values of this process, by this plan and precision"
+        raise ConfigError("state.exact", odd[0][0], expected, hint)
+
+
 def refuse_woven(where: str, model: nn.Module) -> None:
     """Gradients that are taken away once would never come to a second engine."""
     for name, param in model.named_parameters():

@@ -1,0 +1,127 @@
+"""What an engine saves, and the same bits from there."""
+
+import io
+import re
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from test_weave_plans import batch, side_by_side, squares
+from torch import Tensor, nn
+
+import weft
+from weft.api.engine import WovenEngine
+from weft.api.weave import woven
+from weft.api.weave_layers import build_layers
+from weft.comm.address import RankAddress
+from weft.comm.comm import Comm
+from weft.comm.join import join
+from weft.config.errors import ConfigError
+from weft.elastic.pool import WorkerPool
+from weft.plan.plan import Plan
+
+STEPS = 6
+PLANS = {
+    "one": side_by_side((1, 7, 3), zero=0),
+    "zero1": side_by_side((2, 7, 3), zero=1),
+    "zero2": side_by_side((2, 7, 3), zero=2),
+    "unlike pipelines": side_by_side((1, 5, 2), (2, 2, 1), zero=2),
+}
+Loaded = tuple[WovenEngine, list[nn.Module]]
+
+
+def low(step: int) -> tuple[Tensor, Tensor]:
+    x, y = batch(step)
+    return x.bfloat16(), y.bfloat16()
+
+
+def whole(comm: Comm, plan: Plan) -> Loaded:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3))
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.02)
+    return woven(model, adamw, comm, loss=squares, plan=plan, precision="bf16"), [model]
+
+
+def by_layers(comm: Comm) -> Loaded:
+    layers = [weft.Layer(nn.Linear, 5, 9), weft.Layer(nn.Tanh), weft.Layer(nn.Linear, 9, 3)]
+    plan = weft.split(layers, [2, 1], samples=7, microbatch=3, meshes=2, precision="bf16")
+    sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    loss = lambda x, y: (x - y).square()  # noqa: E731
+    engine = build_layers(layers, sgd, comm, loss=loss, plan=plan, seed=1)
+    return engine, list(engine.layers.values())
+
+
+def bits_of(made: Loaded, steps: range) -> list[float]:
+    return [float(made[0].step(low(step))) for step in steps]
+
+
+def go_on(comm: Comm, make: Any) -> tuple[list[float], list[float], list[float]]:
+    """Losses in one go; and from what was saved half way, the engine's loaded last or first."""
+    at_once = bits_of(make(comm), range(STEPS))
+    before = make(comm)
+    first = bits_of(before, range(STEPS // 2))
+    file = io.BytesIO()
+    torch.save([[m.state_dict() for m in before[1]], before[0].state_dict()], file)
+    found = []
+    for engine_first in (False, True):
+        file.seek(0)
+        models, state = torch.load(file, weights_only=True)
+        after = make(comm)
+        if engine_first:
+            after[0].load_state_dict(state)
+        for model, saved in zip(after[1], models, strict=True):
+            model.load_state_dict(saved)
+        if not engine_first:
+            after[0].load_state_dict(state)
+        found.append(first + bits_of(after, range(STEPS // 2, STEPS)))
+    return at_once, found[0], found[1]
+
+
+def whole_of_rank(address: RankAddress, plan: Plan) -> tuple[list[float], list[float], list[float]]:
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
+    found = go_on(comm, lambda comm: whole(comm, plan))
+    comm.close()
+    return found
+
+
+def layers_of_rank(address: RankAddress) -> tuple[list[float], list[float], list[float]]:
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
+    found = go_on(comm, by_layers)
+    comm.close()
+    return found
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_rounded_model_goes_on_to_the_bit(name: str, pool: WorkerPool) -> None:
+    plan = PLANS[name]
+    results = pool.run(whole_of_rank, plan, world_size=plan.world_size)
+    for at_once, engine_last, engine_first in results:
+        assert len({*at_once}) == STEPS, "the losses change"
+        assert at_once == engine_last == engine_first
+
+
+def test_layers_that_are_rounded_go_on_to_the_bit(pool: WorkerPool) -> None:
+    for at_once, engine_last, engine_first in pool.run(layers_of_rank, world_size=2):
+        assert len({*at_once}) == STEPS, "the losses change"
+        assert at_once == engine_last == engine_first
+
+
+def test_what_the_model_keeps_whole_is_saved_once() -> None:
+    model = nn.Linear(5, 3).double()
+    engine = woven(model, torch.optim.SGD(model.parameters(), lr=0.1), Comm(), loss=squares)
+    engine.step(batch(0))
+    assert engine.state_dict()["exact"] == {}
+
+
+def test_what_another_engine_saved_is_refused() -> None:
+    engine, _ = whole(Comm(), PLANS["one"])
+    state = engine.state_dict()
+    missing = {place: value for place, value in state["exact"].items() if "0.bias" not in place}
+    before = {place: value.clone() for place, value in state["exact"].items()}
+    with pytest.raises(ConfigError, match=re.escape("state.exact = '0.bias[0:9]': expected the 4")):
+        engine.load_state_dict({**state, "exact": missing})
+    with pytest.raises(ConfigError, match=r"state = \['state'\]: expected optimizer and exact"):
+        engine.load_state_dict({"state": {}})
+    after = engine.state_dict()["exact"]
+    assert all(torch.equal(value, after[place]) for place, value in before.items())
