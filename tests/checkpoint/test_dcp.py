@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_cases import save, values
+from checkpoint_cases import KINDS, SHAPES, cut, save, save_shards, values
+from limits import file_size_limit
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import (
     _MEM_FORMAT_ENCODING,
@@ -31,7 +32,9 @@ from weft.checkpoint.dcp import (
 from weft.checkpoint.diff import differences
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import open_checkpoint
+from weft.checkpoint.shard import Shard
 from weft.cli.main import run
+from weft.plan.box import Box
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -54,6 +57,33 @@ def test_there_and_back(tmp_path: Path) -> None:
     from_dcp(tmp_path / "dcp", tmp_path / "back")
     back = open_checkpoint(tmp_path / "back")
     assert (back.step, list(differences(before, back))) == (3, [])
+
+
+def test_kinds_with_a_dot_come_back(tmp_path: Path) -> None:
+    """Those of sites: ``site0.param`` of a parameter is not ``param`` of its ``site0``."""
+    kinds = [(k, k.replace("exp_avg", "site0.param")) for k in KINDS]
+    whole = {(kind, n): values(3)[own, n] for own, kind in kinds for n in SHAPES}
+    shards = [cut(kind, n, t, Box.whole(tuple(t.shape))) for (kind, n), t in whole.items()]
+    before = open_checkpoint(save_shards(tmp_path / "weft", 3, [shards]))
+    to_dcp(before, tmp_path / "dcp")
+    from_dcp(tmp_path / "dcp", tmp_path / "back")
+    back = open_checkpoint(tmp_path / "back")
+    assert sorted(back.kinds) == ["param", "site0.param"]
+    assert list(differences(before, back)) == []
+
+
+def test_nothing_is_left_of_what_has_no_room(tmp_path: Path) -> None:
+    one = Shard("w", "param", (1 << 20,), Box.whole((1 << 20,)), torch.ones(1 << 20))
+    before = open_checkpoint(save_shards(tmp_path / "weft", 3, [[one]]))
+    there = tmp_path / "there"
+    there.mkdir()
+    for folder in (tmp_path / "new", there):
+        expected = r"cannot be written; it needs 4 MB on the disk|cannot be written: File too large"
+        with file_size_limit(1 << 16), pytest.raises(CheckpointError, match=expected) as caught:
+            to_dcp(before, folder)
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "new").exists()
+    assert not [*there.iterdir()]
 
 
 def test_what_is_no_number_is_what_was_written(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from weft.checkpoint.draft import draft
-from weft.checkpoint.entry import JSON, CheckpointError
+from weft.checkpoint.entry import JSON, CheckpointError, wholly
 from weft.checkpoint.place import Place
 from weft.checkpoint.reader import Checkpoint
 from weft.checkpoint.shard import Shard, elements_of
@@ -41,28 +39,10 @@ def export_hf(
     """
     spec = saved_model(checkpoint)
     try:
-        with _wholly(out):
+        with wholly(out):
             hugging_face.export_hf(out, spec, partial(checkpoint.read, dtype=dtype), tokenizer_file)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot be written: {error}", file=out) from error
-
-
-@contextmanager
-def _wholly(folder: Path) -> Iterator[None]:
-    """What is half written into a folder that was new or empty goes again."""
-    was_there = folder.is_dir()
-    if was_there and any(folder.iterdir()):
-        yield
-        return
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            for file in folder.iterdir():
-                file.unlink()
-            if not was_there:
-                folder.rmdir()
-        raise
 
 
 def import_hf(folder: Path, root: Place) -> Place:

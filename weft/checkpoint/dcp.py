@@ -44,7 +44,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from weft.checkpoint.draft import draft
-from weft.checkpoint.entry import JSON, CheckpointError, told
+from weft.checkpoint.entry import JSON, CheckpointError, told, wholly
 from weft.checkpoint.place import Place
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.checkpoint.shard import DTYPE_CODES, Shard, elements_of
@@ -56,6 +56,8 @@ METADATA = ".metadata"
 _STATE = "weft.state"
 _PARAM = "model."
 _OPTIM = ("optim.state.", "optimizer.state.")
+_DOT = "/"
+"""Where a kind has a dot; none has such a stroke."""
 _STEP = "step"
 """A number of the optimizer, beside its tensors: updates done."""
 
@@ -109,7 +111,7 @@ def to_dcp(checkpoint: Checkpoint, folder: Path) -> Converted:
     tensors: dict[str, Tensor] = {}
     for kind in checkpoint.kinds:
         for name in checkpoint.names(kind):
-            key = _PARAM + name if kind == "param" else f"{_OPTIM[0]}{name}.{kind}"
+            key = _PARAM + name if kind == "param" else f"{_OPTIM[0]}{name}.{_as_there(kind)}"
             tensors[key] = checkpoint.read(name, kind)
     updates = checkpoint.state.get("updates")
     if isinstance(updates, int):
@@ -118,10 +120,20 @@ def to_dcp(checkpoint: Checkpoint, folder: Path) -> Converted:
     said = {"step": checkpoint.step, "state": checkpoint.state}
     text = bytearray(json.dumps(said).encode())
     tensors[_STATE] = torch.frombuffer(text, dtype=torch.uint8)
-    with told("written", folder), _alone():
-        save(_nested(tensors), checkpoint_id=folder, no_dist=True)
-    _compare(folder, tensors)
+    with wholly(folder):
+        _write(folder, tensors)
+        _compare(folder, tensors)
     return Converted(str(folder), len(tensors) - 1, [])
+
+
+def _write(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    try:
+        with told("written", folder), _alone():
+            save(_nested(tensors), checkpoint_id=folder, no_dist=True)
+    except (RuntimeError, CheckpointException) as error:  # a full disk, in a traceback of C++
+        size, *_, last = sum(t.nbytes for t in tensors.values()), *str(error).strip().splitlines()
+        problem = f"cannot be written; it needs {size / 1e6:,.0f} MB on the disk: {last}"
+        raise CheckpointError(problem, file=folder) from error
 
 
 def from_dcp(folder: Path, root: Place) -> Converted:
@@ -305,7 +317,7 @@ def _nested(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         if kind == "param":
             state["model"][name] = tensor
         elif kind:
-            state["optim"]["state"].setdefault(name, {})[kind] = tensor
+            state["optim"]["state"].setdefault(name, {})[_as_there(kind)] = tensor
         else:
             state[key] = tensor
     return state
@@ -318,8 +330,13 @@ def _place(key: str) -> tuple[str, str] | None:
     for prefix in _OPTIM:
         name, dot, kind = key.removeprefix(prefix).rpartition(".")
         if key.startswith(prefix) and dot and name and kind:
-            return kind, name
+            return kind.replace(_DOT, "."), name
     return None
+
+
+def _as_there(kind: str) -> str:
+    """A kind as a part of a name there, which ends at a dot: ``site0.param`` has one itself."""
+    return kind.replace(".", _DOT)
 
 
 def _with_state(checkpoint: Checkpoint) -> Iterator[str]:

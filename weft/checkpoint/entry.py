@@ -6,8 +6,9 @@ Nothing here knows a rank's layout. A tensor is found by its kind, its logical n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from pydantic import BeforeValidator, Field
@@ -57,6 +58,24 @@ def told(cannot_be: str, file: object = None) -> Iterator[None]:
     except OSError as error:
         problem = f"cannot be {cannot_be}: {error.strerror}"
         raise CheckpointError(problem, file=file or error.filename) from error
+
+
+@contextmanager
+def wholly(folder: Path) -> Iterator[None]:
+    """What is half written into a folder that was new or empty goes again."""
+    was_there = folder.is_dir()
+    if was_there and any(folder.iterdir()):
+        yield
+        return
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for file in folder.iterdir():
+                file.unlink()
+            if not was_there:
+                folder.rmdir()
+        raise
 
 
 def box_key(kind: str, name: str, box: Box) -> str:
