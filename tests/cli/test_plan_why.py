@@ -47,6 +47,14 @@ def test_values_of_the_configuration_say_a_plan(capsys: pytest.CaptureFixture[st
     assert told["reason"] == "shape" and "all meshes on one pool" in str(told["words"])
 
 
+def test_the_last_micro_batch_may_be_smaller(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in plans that are found; and the schedule of the recipe is none of the plan's."""
+    told = why("dp=4 tp=2 micro=12 recompute=full zero=1", capsys)
+    assert "6 micro-batches of 12" in str(told["settings"])
+    told = why("plan.stages=[{dp: 2, tp: 4}] batch.micro=4", capsys)
+    assert told["name"] == "dp 2 x tp 4 on 8 H100-SXM5-80GB"
+
+
 def test_the_best_plan_from_its_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """What ``--json`` gave comes back as the plan to beat."""
     assert run([*COMMAND, "--json"]) == 0

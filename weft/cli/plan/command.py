@@ -248,7 +248,8 @@ def _answer(target: str, overrides: Sequence[str], options: PlanOptions) -> Answ
             refuse_unmeasured(loaded, resolved, busy_s, found.problem)
         return found
     loaded = load_for_cluster(target, overrides)
-    compared = None if options.why is None else load_compared(target, overrides, options.why)
+    samples, why = loaded.config.batch.samples, options.why
+    compared = None if why is None else load_compared(target, overrides, why, samples)
     try:
         return answer(
             loaded,
@@ -264,17 +265,17 @@ def _answer(target: str, overrides: Sequence[str], options: PlanOptions) -> Answ
         raise
 
 
-def load_compared(target: str, overrides: Sequence[str], why: str) -> Loaded:
-    """The configuration with the user's plan instead of its own.
+def load_compared(target: str, overrides: Sequence[str], why: str, samples: int | None) -> Loaded:
+    """The configuration with the user's plan of so many samples instead of its own.
 
     Raises:
         ConfigError: ``why`` is neither a file nor values of a plan.
     """
     kept = [word for word in overrides if not word.removeprefix("--").startswith(_REPLACED)]
-    return load(target, [*kept, *_values(why)])
+    return load(target, [*kept, *_values(why, samples)])
 
 
-def _values(why: str) -> list[str]:
+def _values(why: str, samples: int | None) -> list[str]:
     if _file_of(why):
         return [f"plan.file={why}", "plan.schedule=null"]
     words = why.split() if "." not in why else _at_keys(why)
@@ -283,12 +284,12 @@ def _values(why: str) -> list[str]:
         raise ConfigError("--why", why, "every value once")
     if all("." in key for key in pairs) and pairs:
         _refuse_other_work(why, pairs)
-        return list(words)
+        return list(map("=".join, {"plan.schedule": "null", **pairs}.items()))
     unknown = [key for key in pairs if key not in SHORT]
     if unknown or not pairs or not all(pairs.values()):
         expected = f"a plan.json, values of plan and batch, or some of {', '.join(SHORT)}"
         raise ConfigError("--why", why, expected, 'Such as --why "pp=2 dp=4 tp=2 micro=8".')
-    return list(_equal_stages(pairs))
+    return list(_equal_stages(pairs, samples))
 
 
 def _file_of(why: str | None) -> Path | None:
@@ -321,8 +322,9 @@ def _at_keys(why: str) -> list[str]:
     return words
 
 
-def _equal_stages(pairs: dict[str, str]) -> Iterator[str]:
-    """One pipeline of equal meshes; one sample a rank where nothing is given."""
+def _equal_stages(pairs: dict[str, str], samples: int | None) -> Iterator[str]:
+    """One pipeline of equal meshes; one sample a rank where nothing is given, and fewer in the last
+    micro-batch where that is what is left."""
     stage = {key: pairs[key] for key in (*NAMES, "zero", "recompute") if key in pairs}
     inside = ", ".join(f"{key}: {value}" for key, value in stage.items())
     try:
@@ -335,7 +337,9 @@ def _equal_stages(pairs: dict[str, str]) -> Iterator[str]:
         expected = "no schedule with one mesh, which has nothing to wait for"
         raise ConfigError("--why", f"schedule={pairs['schedule']}", expected, "pp=2 has two.")
     schedule = pairs.get("schedule", "1f1b") if num_stages > 1 else "null"
-    yield f"plan.stages=[{', '.join([f'{{{inside}}}'] * num_stages)}]"
-    yield f"plan.schedule={schedule}"
     each = [pairs[axis] for axis in SAMPLE_AXES if pairs.get(axis, "").isdecimal()]
-    yield f"batch.micro={pairs.get('micro', prod(map(int, each)))}"
+    micro = pairs.get("micro", prod(map(int, each)))
+    stages = ", ".join([f"{{{inside}}}"] * num_stages)
+    yield f"plan.pipelines=[{{micro: {micro}, stages: [{stages}]}}]"
+    yield f"plan.schedule={schedule}"
+    yield f"batch.micro={samples or micro}"
