@@ -13,8 +13,10 @@ from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import search
 from weft.planner.search.again import with_least_recompute
 from weft.planner.search.found import Candidate
+from weft.planner.search.search import AGAIN, MOST_AGAIN, SearchRun
 from weft.recompute.asked import offloads
 
+EFFORT = 2000
 BOX = ClusterView((ChipPool(chip=catalogue()["H100-SXM5-80GB"], num_nodes=1, chips_per_node=4),))
 
 
@@ -94,3 +96,20 @@ def test_hosts_keep_what_long_attention_would_make_again() -> None:
     some = search(few).best
     assert found.best.time.step_s < some.time.step_s < without.time.step_s
     assert shortages(some.plan, few) == []
+
+
+def test_four_chips_take_no_more_effort_than_there_is() -> None:
+    """Few samples are divided in every way, and what lacks memory is looked at again: each of many
+    such looks had the effort of one."""
+    chips = [catalogue()["H100-SXM5-80GB"], catalogue()["A100-SXM4-80GB"]]
+    view = ClusterView(tuple(ChipPool(chip=c, num_nodes=1, chips_per_node=2) for c in chips))
+    work = Workload(spec=SIZES["llama3.2-1b"], seq_len=2048, samples=32)
+    run = SearchRun(Problem(work, view, options=Options(effort=EFFORT)))
+    run.look_everywhere()
+    first = run.ledger.effort
+    assert first < 200 * EFFORT
+    assert run.lacks_memory
+    run.look_again()
+    assert run.ledger.effort - first < 2 * AGAIN * MOST_AGAIN * EFFORT
+    told = sum(each.count for each in run.ledger.pruned.reasons.values())
+    assert told + run.ledger.simulated == run.ledger.considered, "all has a reason"

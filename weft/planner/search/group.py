@@ -44,6 +44,11 @@ class Ledger:
         self.effort += (MAKING * made + played) * route.actions
         self.patterns.update(route.played)
 
+    def leave(self, many: int, why: str) -> None:
+        """So many candidates are not looked at, for that the effort was spent."""
+        self.considered += many
+        self.pruned.add("limit", why, many)
+
 
 LOOKING = 100
 """Actions that could be played in the time in which a mesh is bounded."""
@@ -244,6 +249,11 @@ class Group:
         apart = APART if kept is not None and kept.apart else 1
         begin, own = self.ledger.effort, self._part_of(effort) // apart
         return lambda: begin + own * (1 if self._fits else UNFIT)
+
+    def spent(self, kept: Kept) -> Callable[[], bool]:
+        """Whether since now as much effort was spent as one search of several pipelines may."""
+        enough = self.ledger.effort + self.options.effort // (APART if kept.apart else 1)
+        return lambda: self.ledger.effort > enough
 
     def _part_of(self, effort: int) -> int:
         """For the first schedule, or for the others."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, combinations, islice, product
 from math import inf
+from operator import attrgetter
 from time import perf_counter
 
 from weft.cluster.cluster import HOST
@@ -55,6 +56,9 @@ THROUGH = 64
 for each pool more."""
 AGAIN = 8
 """Likewise with more ways to recompute, of few chips: there are many combinations more."""
+MOST_AGAIN = 8
+"""Times that effort for all arrangements that are looked at again."""
+LOOKED_ONCE = "less promising than those that were looked at again, with more ways to recompute"
 LONGER = 8
 """Times as much effort where it ended before anything that fits was looked at."""
 MOST_OTHERS = 5
@@ -316,12 +320,14 @@ class SearchRun:
             self.look_at(arrangement, longer=True)
 
     def look_again(self) -> None:
-        """At those arrangements again that are nearly the best, with more ways to recompute: what
-        is known rules most of it out by its bound."""
+        """At those arrangements again that are nearly the best, the fastest first, with more ways
+        to recompute: what is known rules most of it out by its bound."""
         times = AGAIN if self.has_few_chips else 1
         modes = *self.options.recompute, *MODES_APART
         options = replace(self.options, recompute=modes, effort=times * self.options.effort)
-        near = [lines for lines in self._found if lines.seconds < WORTH_A_LOOK * self.cutoff]
+        worth = WORTH_A_LOOK * self.cutoff
+        near = sorted((each for each in self._found if each.seconds < worth), key=_step_s)
+        enough = self.ledger.effort + MOST_AGAIN * options.effort
         clusters: list[ClusterView] = []
         for lines in near:
             if not any(lines.cluster is known for known in clusters):
@@ -330,7 +336,14 @@ class SearchRun:
             mine = (lines.arrangement for lines in near if lines.cluster is cluster)
             with self._beside(replace(self.problem.on(cluster), options=options)) as other:
                 for arrangement in dict.fromkeys(mine):
-                    other.look_at(arrangement)
+                    other._look_within(arrangement, enough)
+
+    def _look_within(self, arrangement: Arrangement, enough: int) -> None:
+        """Unless there was enough effort."""
+        if self.ledger.effort > enough:
+            self.ledger.leave(1, LOOKED_ONCE)
+        else:
+            self.look_at(arrangement)
 
     @contextmanager
     def _beside(self, problem: Problem) -> Iterator[SearchRun]:
@@ -439,7 +452,7 @@ class SearchRun:
     def distinct(self) -> list[Lines]:
         """The best, and the next that are really different from all before them."""
         found: dict[object, Lines] = {}
-        for lines in sorted(self._found, key=lambda lines: lines.seconds):
+        for lines in sorted(self._found, key=_step_s):
             found.setdefault(_likeness(lines.lines), lines)
         return list(found.values())
 
@@ -469,7 +482,7 @@ class SearchRun:
         None that is ``known``."""
         if not self._refines_many:
             return []
-        least = sorted(self._found, key=lambda lines: lines.seconds)[:MOST_NEAR]
+        least = sorted(self._found, key=_step_s)[:MOST_NEAR]
         within = NEARLY * self.cutoff
         return [lines for lines in least if lines.seconds < within and lines not in known]
 
@@ -519,6 +532,9 @@ WORTH_A_LOOK = 1.25
 """Arrangements are looked at again whose best takes up to this many times the best of all."""
 WORTH_SHOWING = 1.25
 """Pipelines side by side are looked for up to this many times the best step."""
+
+
+_step_s = attrgetter("seconds")
 
 
 def _likeness(lines: Sequence[Line]) -> object:

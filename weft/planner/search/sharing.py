@@ -17,6 +17,7 @@ MOST_MOVES = 64
 """Of samples from one pipeline to another, after each round."""
 FEW_SHARES = 40
 """Ways to divide the samples among pipelines up to which all are tried."""
+LEFT = "ways to share the samples: less promising than those that were looked at"
 
 
 class Beside(NamedTuple):
@@ -91,13 +92,22 @@ class _Trial:
         return is_worth
 
     def faster(self, samples: int) -> Iterator[list[Timed]]:
-        """Of all other shares, what is faster than is enough."""
-        per_sample_s = self.beside.per_sample_s
-        for shares in every_share(samples, len(per_sample_s)):
+        """Of all other shares, what is faster than is enough: the most promising first, all of them
+        with as much effort as there is for one."""
+        per_sample_s, first = self.beside.per_sample_s, self.beside.groups[0]
+        least = {
+            shares: max(s * n for s, n in zip(per_sample_s, shares, strict=True))
+            for shares in every_share(samples, len(per_sample_s))
+            if shares not in self.tried
+        }
+        spent = first.spent(self.beside.kept)
+        for looked, shares in enumerate(sorted(least, key=least.__getitem__)):
             most = self.enough()
-            least = max(s * n for s, n in zip(per_sample_s, shares, strict=True))
-            if shares in self.tried or least >= most:
-                continue
+            if least[shares] >= most:
+                break
+            if spent():
+                first.ledger.leave(len(least) - looked, LEFT)
+                break
             found = list[Timed]()
             for number, share in enumerate(shares):
                 timed = self._best(number, share)
