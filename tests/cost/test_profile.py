@@ -452,7 +452,7 @@ def test_a_vendors_package_brings_its_chip(monkeypatch, tmp_path) -> None:
     pool = ChipPool(chip=chip, num_nodes=1, chips_per_node=2)
     view = ClusterView((pool,))
     knowledge = knowledge_of(view, tmp_path)
-    assert isinstance(knowledge.chips["X1"], FromVendor)
+    assert isinstance(knowledge.chips["X1"].cost, FromVendor)
     orders = []
     for each in (knowledge, known.Knowledge()):
         seconds = [
@@ -471,6 +471,22 @@ class Negative(FromVendor):
         return -1.0
 
 
+class Later(FromVendor):
+    """Right about the product that it is tried on."""
+
+    def seconds(self, op: Op, phase: str, dtype: str) -> float:
+        return super().seconds(op, phase, dtype) if op.name == "probe" else -1.0
+
+
+class Raises(FromVendor):
+    def seconds(self, op: Op, phase: str, dtype: str) -> float:
+        raise KeyError(dtype)
+
+
+def not_made() -> None:
+    raise RuntimeError("no license")
+
+
 class Unhashable(FromVendor):
     __hash__ = None  # type: ignore[assignment]
 
@@ -479,7 +495,10 @@ class Unhashable(FromVendor):
     ("value", "problem"),
     [
         ("absent", r"weft.chips: X1 = '.*:absent': expected something that can be imported"),
-        ("Negative", r"weft.chips: X1: moving_seconds = -1.0: expected seconds > 0"),
+        ("Negative", r"weft.chips: X1: moving_seconds = -1.0: expected seconds >= 0"),
+        ("Raises", r"weft.chips: X1: seconds = .KeyError: 'bf16'.: expected an answer of"),
+        ("not_made", r"weft.chips: X1 = 'RuntimeError: no license': expected an answer of"),
+        ("Later", r"weft.chips: X1: seconds = -1.0: expected seconds >= 0 .* Of Op\("),
         ("Unhashable", r"weft.chips: X1 = 'Unhashable': expected .* and is hashable"),
     ],
 )
@@ -488,8 +507,13 @@ def test_a_vendors_package_that_is_broken(value, problem, monkeypatch, tmp_path)
     monkeypatch.setattr(known, "entry_points", lambda group: entries.select(group=group))
     chip = replace(catalogue()["H100-SXM5-80GB"], name="X1")
     view = ClusterView((ChipPool(chip=chip, num_nodes=1, chips_per_node=8),))
+
+    def timed() -> None:
+        there = knowledge_of(view, tmp_path)
+        time_of_plan(plan(8, 8), SIZES["demo-5m"], view, seq_len=256, knowledge=there)
+
     with pytest.raises(ConfigError, match=problem):
-        knowledge_of(view, tmp_path)
+        timed()
 
 
 def test_a_measured_chip_comes_before_its_vendors(monkeypatch, tmp_path) -> None:

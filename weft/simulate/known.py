@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from importlib.metadata import entry_points
-from math import inf
 from pathlib import Path
 
 from weft.cluster.cluster import Chip, Node
 from weft.cluster.view import ChipPool, ClusterView
-from weft.config.errors import ConfigError
-from weft.cost.operators import Op
 from weft.cost.profile import Profile
 from weft.cost.profile_file import saved_profiles
-from weft.cost.rates import CostFunction
+from weft.simulate.packaged import Packaged, cost_of_package
 from weft.simulate.step import Knowledge
 
 GUESSED_TFLOPS = 0.06
@@ -91,34 +87,14 @@ def knowledge_of(cluster: ClusterView, folder: Path | None = None) -> Knowledge:
     return Knowledge(chips=chips, hardware=hardware, overheads=overheads)
 
 
-def _from_vendor(name: str) -> CostFunction | None:
+def _from_vendor(name: str) -> Profile | Packaged | None:
     """What the package of a chip's vendor brings; it is imported now, and no other.
 
     Raises:
-        ConfigError: it cannot be imported, or does not cost operations.
+        ConfigError: it cannot be imported or made, or does not cost operations.
     """
     found = entry_points(group=VENDORS)
-    if name not in found.names:
-        return None
-    key, entry = f"{VENDORS}: {name}", found[name]
-    try:
-        make = entry.load()
-    except (ImportError, AttributeError) as error:
-        expected = "something that can be imported from an installed package"
-        raise ConfigError(key, entry.value, expected, f"{error}.") from error
-    cost: CostFunction = make()
-    missing = [each for each in ("seconds", "moving_seconds") if each not in dir(cost)]
-    if missing or not isinstance(cost, Hashable):
-        expected = "what has the methods of weft.cost.rates.CostFunction, and is hashable"
-        raise ConfigError(key, type(cost).__name__, expected)
-    answers = {
-        "seconds": cost.seconds(Op("probe", "matmul", 1024, 1024, 1024), "forward", "bf16"),
-        "moving_seconds": cost.moving_seconds(1e6),
-    }
-    for method, seconds in answers.items():
-        if not (isinstance(seconds, int | float) and 0 < seconds < inf):
-            raise ConfigError(f"{key}: {method}", seconds, "seconds > 0 of a product or a move")
-    return cost
+    return cost_of_package(f"{VENDORS}: {name}", found[name]) if name in found.names else None
 
 
 def knowledge_of_local(profile: Profile | None, ranks: int) -> Knowledge:
