@@ -52,12 +52,14 @@ def by_layers(comm: Comm) -> Loaded:
     return engine, list(engine.layers.values())
 
 
-def bits_of(made: Loaded, steps: range) -> list[float]:
-    return [float(made[0].step(low(step))) for step in steps]
-
-
-def go_on(comm: Comm, make: Any) -> tuple[list[float], list[float], list[float]]:
+def go_on(
+    comm: Comm, make: Any, of_step: Any = low
+) -> tuple[list[float], list[float], list[float]]:
     """Losses in one go; and from what was saved half way, the engine's loaded last or first."""
+
+    def bits_of(made: Loaded, steps: range) -> list[float]:
+        return [float(made[0].step(of_step(step))) for step in steps]
+
     at_once = bits_of(make(comm), range(STEPS))
     before = make(comm)
     first = bits_of(before, range(STEPS // 2))
@@ -105,6 +107,31 @@ def test_layers_that_are_rounded_go_on_to_the_bit(pool: WorkerPool) -> None:
     for at_once, engine_last, engine_first in pool.run(layers_of_rank, world_size=2):
         assert len({*at_once}) == STEPS, "the losses change"
         assert at_once == engine_last == engine_first
+
+
+def in_eight_bits(comm: Comm, precision: str) -> Loaded:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 16))
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.02)
+    settings = {"precision": precision, "emulate_fp8": True}
+    loss = lambda model, batch: (model(batch[0]).float() - batch[1]).square()  # noqa: E731
+    return woven(model, adamw, comm, loss=loss, **settings), [model]
+
+
+def wide(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(16, 32, generator=generator).bfloat16()
+    return x, torch.randn(16, 16, generator=generator).bfloat16()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("precision", ["fp8", "fp8-delayed"])
+def test_a_model_in_eight_bits_goes_on_to_the_bit(precision: str) -> None:
+    """Scales of earlier steps are in the model's own state."""
+    made = partial(in_eight_bits, precision=precision)
+    at_once, engine_last, engine_first = go_on(Comm(), made, wide)
+    assert len({*at_once}) == STEPS, "the losses change"
+    assert at_once == engine_last == engine_first
 
 
 def test_what_the_model_keeps_whole_is_saved_once() -> None:
