@@ -80,16 +80,9 @@ def go_on(
     return at_once, found[0], found[1]
 
 
-def whole_of_rank(address: RankAddress, plan: Plan) -> tuple[list[float], list[float], list[float]]:
+def go_on_as_rank(address: RankAddress, make: Any) -> tuple[list[float], list[float], list[float]]:
     comm = join(address, backend="gloo", device=torch.device("cpu"))
-    found = go_on(comm, lambda comm: whole(comm, plan))
-    comm.close()
-    return found
-
-
-def layers_of_rank(address: RankAddress) -> tuple[list[float], list[float], list[float]]:
-    comm = join(address, backend="gloo", device=torch.device("cpu"))
-    found = go_on(comm, by_layers)
+    found = go_on(comm, make)
     comm.close()
     return found
 
@@ -97,14 +90,14 @@ def layers_of_rank(address: RankAddress) -> tuple[list[float], list[float], list
 @pytest.mark.parametrize("name", PLANS)
 def test_a_rounded_model_goes_on_to_the_bit(name: str, pool: WorkerPool) -> None:
     plan = PLANS[name]
-    results = pool.run(whole_of_rank, plan, world_size=plan.world_size)
+    results = pool.run(go_on_as_rank, partial(whole, plan=plan), world_size=plan.world_size)
     for at_once, engine_last, engine_first in results:
         assert len({*at_once}) == STEPS, "the losses change"
         assert at_once == engine_last == engine_first
 
 
 def test_layers_that_are_rounded_go_on_to_the_bit(pool: WorkerPool) -> None:
-    for at_once, engine_last, engine_first in pool.run(layers_of_rank, world_size=2):
+    for at_once, engine_last, engine_first in pool.run(go_on_as_rank, by_layers, world_size=2):
         assert len({*at_once}) == STEPS, "the losses change"
         assert at_once == engine_last == engine_first
 
