@@ -47,7 +47,7 @@ def test_not_one_bit_differs(case: Case, chips: WorkerPool) -> None:
     plan = on(plan, " ".join([NAME] * len(plan.pipelines[0].positions())))
     tiers = [("device", "device"), ("host", "disk"), ("disk", "device")]
     if case is CASES[0]:
-        tiers += [("host", "device"), ("host", "host"), ("disk", "disk")]
+        tiers += [("host", "device"), ("host", "host"), ("disk", "disk"), ("device", "host")]
 
     def trace(params: str, state: str) -> Any:
         kept = plan.each(lambda stage: replace(stage, param_tier=params, state_tier=state))

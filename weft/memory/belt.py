@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import cycle
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,8 @@ class Belt:
     """Brings one piece after another, the next one while a piece is used, and takes it back.
 
     There is memory for ``NUM_ROOMS`` of them, each as large as the largest of those that come to it
-    in turn, and as much page-locked memory of the host.
+    in turn. What is page-locked itself comes from where it is and leaves to there, other tensors
+    by way of as much page-locked memory.
     """
 
     def __init__(
@@ -29,13 +31,14 @@ class Belt:
     ) -> None:
         """``read_only``: of each piece, so many tensors at its end are not taken back; empty: all
         are."""
-        self._pieces = pieces
-        self._changed = [
-            piece[: len(piece) - last]
+        num_rooms = min(NUM_ROOMS, len(pieces))
+        self._rooms = [_Room(device, pieces[number::num_rooms]) for number in range(num_rooms)]
+        kept = [
+            len(piece) - last
             for piece, last in zip(pieces, read_only or [0] * len(pieces), strict=True)
         ]
-        in_turn = (pieces[number::NUM_ROOMS] for number in range(min(NUM_ROOMS, len(pieces))))
-        self._rooms = [_Room(device, max(map(room_bytes, each))) for each in in_turn]
+        turns = zip(cycle(self._rooms), pieces, kept)
+        self._turns = [(room, room.place(piece, changed)) for room, piece, changed in turns]
         self._reads = ThreadPoolExecutor(1, "reads ahead")
         self._writes = ThreadPoolExecutor(1, "writes behind")
 
@@ -47,52 +50,77 @@ class Belt:
     def each(self) -> Iterator[list[Tensor]]:
         """Of every piece, copies of its tensors on the device. What the current stream makes of
         them until the next one is asked for is in the tensors when all are done."""
-        turns = list(zip(cycle(self._rooms), self._pieces))
-        changed = iter(self._changed)
-        coming = [self._reads.submit(room.fill, piece) for room, piece in turns[:1]]
+        turns = self._turns
+        coming = [self._reads.submit(room.fill, placed) for room, placed in turns[:1]]
         leaving: list[Future[None]] = []
-        for number, (room, piece) in enumerate(turns):
+        for number, (room, placed) in enumerate(turns):
             coming[number].result()
             if number + 1 >= NUM_ROOMS:
                 leaving[number + 1 - NUM_ROOMS].result()
             coming += [self._reads.submit(r.fill, p) for r, p in turns[number + 1 : number + 2]]
-            yield room.arrived(piece)
-            leaving.append(self._writes.submit(room.take_back, next(changed), room.used()))
+            room.arrived()
+            yield placed.here
+            leaving.append(self._writes.submit(room.take_back, placed, room.used()))
         for each in leaving:
             each.result()
 
 
-class _Room:
-    """Memory of the device for one piece, and of the host where that is another: copies that
-    nobody waits for go by way of page-locked memory."""
+class _Placed(NamedTuple):
+    """A piece and its places in a room."""
 
-    def __init__(self, device: torch.device, num_bytes: int) -> None:
+    here: list[Tensor]
+    locked: list[Tensor]
+    """Page-locked memory of each: its own, or its place in the room's."""
+    others: list[tuple[Tensor, Tensor]]
+    """What is not page-locked itself, with its place of that memory; on a processor all is here."""
+    num_changed: int
+    """The first so many are taken back."""
+    num_others_changed: int
+
+
+class _Room:
+    """Memory of the device for one of these pieces at a time, and of the host for what of them a
+    device does not read by itself."""
+
+    def __init__(self, device: torch.device, pieces: Sequence[Piece]) -> None:
+        num_bytes = max(map(room_bytes, pieces))
         self.here = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         self._host, self._side = self.here, None
         if device.type != HOST:
+            num_bytes = max(room_bytes([t for t in piece if not t.is_pinned()]) for piece in pieces)
             self._host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
             self._side = torch.Stream(device=device)
             # What was in this memory before may be in use until then.
             self._side.wait_event(torch.accelerator.current_stream(device).record_event())
         self._came: torch.Event | None = None
 
-    def fill(self, piece: Piece) -> None:
+    def place(self, piece: Piece, num_changed: int) -> _Placed:
+        """Where a piece will be; the first ``num_changed`` of it are taken back."""
+        is_own = [self._side is not None and tensor.is_pinned() for tensor in piece]
+        outside = [tensor for tensor, own in zip(piece, is_own, strict=True) if not own]
+        places = views(self._host, outside)
+        others, in_turn = list(zip(outside, places, strict=True)), iter(places)
+        locked = [t if own else next(in_turn) for t, own in zip(piece, is_own, strict=True)]
+        last = num_changed - sum(is_own[:num_changed])
+        return _Placed(views(self.here, piece), locked, others, num_changed, last)
+
+    def fill(self, placed: _Placed) -> None:
         """Read a piece."""
-        for tensor in piece:
+        for tensor, _ in placed.others:
             expect(tensor)
-        for tensor, view in zip(piece, views(self._host, piece), strict=True):
-            view.copy_(tensor)
+        for tensor, place in placed.others:
+            place.copy_(tensor)
             forget(tensor)
         if self._side is not None:
             with self._side:
-                self.here.copy_(self._host, non_blocking=True)
+                for here, locked in zip(placed.here, placed.locked, strict=True):
+                    here.copy_(locked, non_blocking=True)
             self._came = self._side.record_event()
 
-    def arrived(self, piece: Piece) -> list[Tensor]:
-        """Copies that the current stream may use."""
+    def arrived(self) -> None:
+        """Let the current stream use what is here."""
         if self._came is not None:
             torch.accelerator.current_stream(self.here.device).wait_event(self._came)
-        return views(self.here, piece)
 
     def used(self) -> torch.Event | None:
         """When what was asked of the current stream is done."""
@@ -100,15 +128,17 @@ class _Room:
             return None
         return torch.accelerator.current_stream(self.here.device).record_event()
 
-    def take_back(self, piece: Piece, used: torch.Event | None) -> None:
+    def take_back(self, placed: _Placed, used: torch.Event | None) -> None:
         """Write a piece."""
+        changed = slice(placed.num_changed)
         if self._side is not None and used is not None:
             self._side.wait_event(used)
             with self._side:
-                self._host.copy_(self.here, non_blocking=True)
+                for here, locked in zip(placed.here[changed], placed.locked[changed], strict=True):
+                    locked.copy_(here, non_blocking=True)
             self._side.synchronize()
-        for tensor, view in zip(piece, views(self._host, piece), strict=True):
-            tensor.copy_(view)
+        for tensor, place in placed.others[: placed.num_others_changed]:
+            tensor.copy_(place)
             forget(tensor)
 
 

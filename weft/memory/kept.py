@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from weft.config.errors import RunError
-from weft.memory.tiers import keeps_apart
+from weft.memory.tiers import PIECE_BYTES, keeps_apart
+from weft.platform.registry import platform_named
 from weft.precision.roles import Role
 
 
@@ -31,7 +32,9 @@ def zeros(size: Sequence[int], role: Role, device: torch.device) -> Tensor:
     if not keeps_apart(role.tier, device.type):
         return torch.zeros(tuple(size), dtype=role.dtype, device=device)
     num_bytes = prod(size) * role.dtype.itemsize
-    if role.tier == "host" or not num_bytes:
+    if role.tier == "host":
+        return _shaped(platform_named(device.type).page_locked(num_bytes), size, role)
+    if not num_bytes:
         return torch.zeros(tuple(size), dtype=role.dtype)
     try:
         with tempfile.TemporaryFile(prefix="weft-", dir=role.folder) as file:
@@ -42,9 +45,30 @@ def zeros(size: Sequence[int], role: Role, device: torch.device) -> Tensor:
         folder = role.folder or tempfile.gettempdir()
         problem = f"{folder}: {num_bytes} bytes cannot be kept there: "
         raise RunError(problem + str(error.strerror)) from error
-    flat = torch.empty(0, dtype=role.dtype).set_(storage)  # type: ignore[arg-type]
-    mapped: Tensor = flat.view(tuple(size))
-    return mapped
+    return _shaped(torch.empty(0, dtype=torch.uint8).set_(storage), size, role)  # type: ignore[arg-type]
+
+
+def carry(values: Tensor, to: Tensor, *, by: torch.device) -> None:
+    """Copy values of one shape between places of which one may be apart from the device ``by``.
+
+    What changes its dtype on the way changes it there, a piece at a time: a processor takes longer
+    for it than both ways take.
+    """
+    if values.dtype == to.dtype or values.device == to.device == by:
+        to.copy_(values)
+    else:
+        for part, target in zip(pieces_of(values), pieces_of(to, like=values), strict=True):
+            target.copy_(part.to(by).to(to.dtype))
+    forget(values)
+
+
+def pieces_of(tensor: Tensor, *, like: Tensor | None = None) -> Sequence[Tensor]:
+    """Views of rows that are brought to a device at a time; ``like``: as many as of that."""
+    like = tensor if like is None else like
+    if not tensor.ndim:
+        return [tensor]
+    rows = max(PIECE_BYTES * len(like) // max(like.nbytes, 1), 1)
+    return [tensor[first : first + rows] for first in range(0, len(tensor), rows)]
 
 
 def is_apart(tensor: Tensor, device: torch.device) -> bool:
@@ -60,6 +84,11 @@ def forget(tensor: Tensor) -> None:
 def expect(tensor: Tensor) -> None:
     """Begin to read what is on disk."""
     _advise(tensor, mmap.MADV_WILLNEED)
+
+
+def _shaped(flat: Tensor, size: Sequence[int], role: Role) -> Tensor:
+    shaped: Tensor = flat.view(role.dtype).view(tuple(size))
+    return shaped
 
 
 def _is_mapped(tensor: Tensor) -> bool:

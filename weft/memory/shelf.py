@@ -18,6 +18,7 @@ from torch import Tensor
 from weft.cluster.cluster import HOST
 from weft.memory.kept import expect, forget, zeros
 from weft.memory.tiers import keeps_apart
+from weft.platform.registry import platform_named
 from weft.precision.roles import Role
 
 Finish = Callable[[], None]
@@ -53,9 +54,10 @@ class _OnHost:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._way = device, torch.Stream(device=device)
+        self._platform = platform_named(device.type)
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(numel, dtype=dtype, pin_memory=True)
+        return self._platform.page_locked(numel * dtype.itemsize).view(dtype)
 
     def bring(self, rest: Tensor, into: Tensor, then: Callable[[], Finish]) -> Finish:
         computes, way = torch.accelerator.current_stream(self._device), self._way

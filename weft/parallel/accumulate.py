@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from weft.comm.comm import Comm, Finish
 from weft.comm.transport import nothing, then
-from weft.memory.kept import forget, is_apart, zeros
+from weft.memory.kept import carry, forget, is_apart, pieces_of, zeros
 from weft.parallel.between import INSIDE, BetweenDomains
 from weft.parallel.buckets import Bucket
 from weft.parallel.params import LocalParam
@@ -186,9 +186,11 @@ class Accumulator:
     def _put(self, came: Tensor, *, is_first: bool) -> None:
         """Into this rank's segment, from the second round on to what is there."""
         if is_first:
-            self._own.copy_(came)
+            carry(came, self._own, by=self._device)
         else:
-            self._own.add_(came.to(self._own.device))
+            parts = pieces_of(came, like=self._own)
+            for own, part in zip(pieces_of(self._own), parts, strict=True):
+                own.copy_(own.to(self._device).add_(part))  # of itself, where that is its device
         forget(self._own)
 
     def sum_between(self) -> Finish:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from weft.comm.comm import Comm, Finish
 from weft.config.errors import ConfigError
-from weft.memory.kept import forget, is_apart
+from weft.memory.kept import carry, forget, is_apart, pieces_of
 from weft.memory.shelf import shelf_for
 from weft.parallel.accumulate import Accumulator, Slot
 from weft.parallel.between import between_domains
@@ -255,7 +255,8 @@ class Gradients:
         if grads:
             torch._foreach_mul_(grads, factor.to(grads[0].dtype))
         for rests in [m.rests for m in self.mains if m.rests is not None]:
-            rests.mul_(factor.to(rests))
+            for part in pieces_of(rests):
+                part.copy_(part.to(self.device).mul_(factor))
             forget(rests)
 
     @torch.no_grad()
@@ -267,8 +268,7 @@ class Gradients:
             targets, values = zip(*here, strict=True)
             torch._foreach_copy_(targets, values)
         for target, value in masters if len(here) < len(masters) else ():
-            target.copy_(value)
-            forget(value)
+            carry(value, target, by=self.device)
         self._find_scales()
         for flat in reversed(self.sharded):  # as forward meets them
             flat.publish()

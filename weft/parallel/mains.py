@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm.comm import Comm, Finish
-from weft.memory.kept import forget, is_apart, zeros
+from weft.memory.kept import carry, forget, is_apart, zeros
 from weft.memory.shelf import Shelf
 from weft.parallel.buckets import Bucket
 from weft.parallel.fp8.gathered import RoundedBucket, WeightScales
@@ -66,11 +66,6 @@ def _copy(values: Tensor, master: Role, *, apart: bool = False) -> Tensor:
     copy.copy_(values)
     forget(copy)
     return copy
-
-
-def _bring(values: Tensor, to: Tensor) -> None:
-    to.copy_(values)
-    forget(values)
 
 
 class _Copy:
@@ -193,14 +188,11 @@ class FlatParams:
     def rest(self) -> None:
         """Make what others get of this rank's segment, where they do not get it itself."""
         if self._rounded is not None:
-            values = self._share.to(self.flat.dtype).to(self.flat.device)
+            values = torch.empty_like(self._share, dtype=self.flat.dtype, device=self.flat.device)
+            carry(self._share, values, by=self.flat.device)
             self._at_rest.copy_(self._rounded.encode(values))
-            forget(self._share)
-        elif self._shelf is not None and self._at_rest is not self._share:
-            self._at_rest.copy_(self._share.to(self._at_rest.dtype))
-            forget(self._share)
         elif self._at_rest is not self._share:
-            _bring(self._share, self._at_rest)
+            carry(self._share, self._at_rest, by=self.flat.device)
         forget(self._at_rest)
 
     @property
@@ -255,7 +247,7 @@ class FlatParams:
             self._pending = self._shelf.bring(self._at_rest, own, gathered)
             return
         if not self.is_in_place:
-            _bring(self._at_rest, own)
+            carry(self._at_rest, own, by=self.flat.device)
         self._pending = self._gathered(flat)
 
     def _gathered(self, flat: Tensor) -> Finish:

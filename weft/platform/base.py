@@ -133,6 +133,13 @@ class Platform(ABC):
         PyTorch would take by itself. TF32 is asked for only where ``has_tf32``."""
         return
 
+    def page_locked(self, num_bytes: int) -> torch.Tensor:
+        """Bytes of the host at zero that a device reads and writes by itself, beside what both
+        compute. Where the system locks no more it is memory like any other, which is slower."""
+        import torch
+
+        return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=not self.is_host)
+
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until queued work is done."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weft.cluster.cluster import Chip
 from weft.config.errors import ConfigError
 from weft.platform.base import Platform, Queues, group_of
+from weft.platform.pages import locked_bytes
 from weft.platform.vendor import installed_torch, maker_of
 
 if TYPE_CHECKING:
@@ -113,6 +114,23 @@ class CudaPlatform(Platform):
         import torch
 
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
+
+    def page_locked(self, num_bytes: int) -> torch.Tensor:
+        """As many as asked for: PyTorch's own way rounds them up to a power of two."""
+        import torch
+
+        if not num_bytes:
+            return super().page_locked(0)
+        driver = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+        def lock(address: int, size: int) -> bool:
+            return int(driver.cudaHostRegister(address, size, 0)) == 0
+
+        flat, is_locked = locked_bytes(num_bytes, lock, driver.cudaHostUnregister)
+        if not is_locked:
+            with suppress(RuntimeError):  # what is asked next would be told that it was refused
+                torch.zeros(1, device=self.name)
+        return flat
 
     def synchronize(self) -> None:
         import torch
