@@ -140,6 +140,10 @@ def test_eight_bits_take_what_16_do_but_for_linear_layers_and_for_rounding() -> 
         casts = Op("casts", "elementwise", num_bytes=1e6)
         assert profile.seconds(casts, "forward", "fp8") == 0, "they come with each product"
     assert measured.peak_flops("fp8") == pytest.approx(2 * 64 * 128 * 256 / 1e-5)
+    emulated = replace(measured, rounds_in_products=True)
+    for phase in moved:
+        took = emulated.seconds(Op("up", "matmul", 64, 128, 256), phase, "fp8")
+        assert took == pytest.approx(1e-5, rel=1e-3), "rounding was measured with it"
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,16 @@ def test_a_stage_waits_for_its_host_where_it_computes_for_less(
     assert slow.forward_s == pytest.approx(slow_s)
     assert slow.of("B") == pytest.approx(backward * slow_s)
     assert slow.update_s == pytest.approx(bare.update_s)
+    eight = choice._replace(work=work._replace(dtype="fp8"))
+    for own_s, told in ((0.0, slow_s), (2 * slow_s, 2 * slow_s)):
+        software = replace(
+            hardware.software,
+            host_layer_s=slow_s / WORK.num_layers,
+            host_fp8_layer_s=own_s / WORK.num_layers,
+        )
+        begins = replace(hardware, software=software)
+        assert stage_times(SHAPE, choice, begins).forward_s == pytest.approx(slow_s)
+        assert stage_times(SHAPE, eight, begins).forward_s == pytest.approx(told)
     between = begun(0.9 * bare.forward_s)
     assert between.forward_s == bare.forward_s
     assert between.of("B") == pytest.approx(max(bare.of("B"), backward * 0.9 * bare.forward_s))

@@ -59,7 +59,11 @@ def test_a_quick_profile_of_this_machine() -> None:
     node = replace(detect_node(), cores=1, cpu_bf16=False)
     profile = profile_chip(node, device="cpu", quick=True, say=said.append)
     assert said
-    assert {point.dtype for point in profile.products} == {"fp32"}
+    assert {point.dtype for point in profile.products} == {"fp32", "fp8"}
+    assert profile.rounds_in_products
+    single = {point[1:4]: point for point in profile.products if point.dtype == "fp32"}
+    for point in profile.products:  # those in eight bits: and what rounds their factors
+        assert point.forward > single[point[1:4]].forward / 2
     assert {point.name for point in profile.moving} >= {"activation", "loss", "embedding"}
     assert from_data(json.loads(to_json(profile))) == profile
     assert 1e9 < profile.peak_flops("fp32") < 1e13
@@ -152,6 +156,13 @@ def test_an_accelerator_is_predicted_by_large_layers_and_by_what_its_host_begins
     taken[large] = 1.3 * chip_profile.predicted_s(card, node, large)
     fitted = chip_profile._busy(card, node, TakingEach(taken), rounds=1)
     assert fitted.host_layer_s == pytest.approx(host_s)
+    assert fitted.host_fp8_layer_s == 0, "products in eight bits were not measured"
+    eight = replace(card, products=(*card.products, fast._replace(dtype="fp8")))
+    taken |= {
+        replace(sample, precision="fp8"): 0.5 + 2 * layers[sample] for sample in (short, deep)
+    }
+    again = chip_profile._busy(eight, node, TakingEach(taken), rounds=1)
+    assert (again.host_layer_s, again.host_fp8_layer_s) == pytest.approx((host_s, 2 * host_s))
     assert fitted.step_s == pytest.approx(0.5 + 2 * 3 * host_s, rel=0.05)  # its ends' too
     assert chip_profile.predicted_s(fitted, node, short) == pytest.approx(taken[short])
     assert chip_profile.predicted_s(fitted, node, deep) == pytest.approx(taken[deep], rel=0.15)

@@ -164,6 +164,10 @@ class Profile:
     """See ``Software.cast_layer_s``."""
     host_layer_s: float = 0.0
     """Of one layer's forward, what its host takes to begin it; see ``Software.host_layer_s``."""
+    host_fp8_layer_s: float = 0.0
+    """Likewise where products are of eight bits."""
+    rounds_in_products: bool = False
+    """Products in eight bits were measured with what rounds their factors."""
     runtime_bytes: float
     """Memory of a rank that has joined a job and holds nothing yet."""
     fragments: float = 0.0
@@ -257,6 +261,7 @@ class Profile:
             layer_s=self.layer_s * self.slowdown,
             cast_layer_s=self.cast_layer_s * self.slowdown,
             host_layer_s=self.host_layer_s,
+            host_fp8_layer_s=self.host_fp8_layer_s,
             stage_layers=1.0,
             accumulate_bytes=ADDED_BYTES * self.update_bytes_s / self.accumulate_bytes_s,
             reduces_each_backward=True,
@@ -304,7 +309,8 @@ def _product(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
     """
     if dtype == "fp8":
         if op.kind == "matmul" and op.name != "head":
-            return _multiplied(profile, op, phase, dtype) + _rounding(profile, op, phase)
+            rounding = 0.0 if profile.rounds_in_products else _rounding(profile, op, phase)
+            return _multiplied(profile, op, phase, dtype) + rounding
         dtype = "bf16"
     return _multiplied(profile, op, phase, dtype)
 

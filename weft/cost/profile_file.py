@@ -22,6 +22,7 @@ MAY_BE_ZERO = (
     "step_s",
     "layer_s",
     "host_layer_s",
+    "host_fp8_layer_s",
     "cast_layer_s",
     "sending_bytes_s",
     "runtime_bytes",

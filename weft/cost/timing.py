@@ -55,6 +55,8 @@ class Software:
     host_layer_s: float = 0.0
     """In which the host of a device begins a layer's forward, while that computes what came before;
     backward takes twice as long. A device whose stage computes for less waits."""
+    host_fp8_layer_s: float = 0.0
+    """Likewise where it multiplies in eight bits."""
     stage_layers: float = 0.0
     """As many layers' ``layer_s`` a stage without ends takes to get activations and hand them
     on."""
@@ -117,8 +119,11 @@ def stage_times(shape: ModelShape, choice: StageChoice, hardware: Hardware) -> S
         input_grad_s=computed.input_grad_s * slow + back + again * sent + idle * (1 + again),
         weight_grad_s=computed.weight_grad_s * slow + idle + hardware.chip.moving_seconds(added),
     )
-    if software.host_layer_s:
-        times = _begun_by_host(times, work, software.host_layer_s)
+    host_layer_s = software.host_layer_s
+    if work.dtype == "fp8":
+        host_layer_s = max(host_layer_s, software.host_fp8_layer_s)
+    if host_layer_s:
+        times = _begun_by_host(times, work, host_layer_s)
     times = _beside_host(times, shape, choice, hardware)
     holders = choice.holders(hardware.fabric.chips_per_node)
     state = _State(shape, choice, hardware, holders)

@@ -229,6 +229,7 @@ def measure_alone(
     watch = measure.Stopwatch(platform, platform.device(address.local_rank), extent.least_s)
     return {
         "products": tuple(_products(watch, dtypes, extent)),
+        "rounds_in_products": not platform.compiles,
         "attention": tuple(p for dtype in dtypes for p in measure.attention(watch, dtype, extent)),
         "moving": tuple(p for dtype in dtypes for p in measure.moving(watch, dtype, extent)),
         "heads": tuple(
@@ -252,6 +253,8 @@ def _products(
         yield from measure.products(watch, dtype, extent)
     if watch.platform.multiplies_fp8():
         yield from measure.eight_bit_products(watch, extent)
+    elif not watch.platform.compiles:  # what is compiled rounds in fewer passes
+        yield from measure.emulated_products(watch)
 
 
 def _losses(profile: Profile, heads: Sequence[tuple[Op, Dtype, float]]) -> Iterator[MovingTime]:
@@ -287,9 +290,21 @@ def _busy(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> Pro
         pool.run(real_steps, device, sample, rounds, world_size=1)[0] for sample in samples
     )
     without, with_gap = (predicted_s(replace(profile, gap=gap), node, large) for gap in (0.0, 1.0))
-    host_s = max(deep_s - short_s, 0.0) / (_layers(deep) - _layers(short)) / 3
+    host_s = _host_layer_s(short, deep, short_s, deep_s)
     profile = replace(profile, gap=_gap(large_s, without, with_gap), host_layer_s=host_s)
+    if "fp8" in measured and not profile.rounds_in_products:
+        profile = replace(profile, host_fp8_layer_s=_host_fp8(pool, device, rounds))
     return replace(profile, step_s=max(short_s - predicted_s(profile, node, short), 0.0))
+
+
+def _host_fp8(pool: WorkerPool, device: str, rounds: int) -> float:
+    short, deep = (replace(sample, precision="fp8") for sample in (SHORT, DEEP))
+    taken = [pool.run(real_steps, device, s, rounds, world_size=1)[0] for s in (short, deep)]
+    return _host_layer_s(short, deep, *taken)
+
+
+def _host_layer_s(short: Sample, deep: Sample, short_s: float, deep_s: float) -> float:
+    return max(deep_s - short_s, 0.0) / (_layers(deep) - _layers(short)) / 3
 
 
 def _casting(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> Profile:

@@ -27,9 +27,11 @@ from weft.nn.causal_attention import causal_attention
 from weft.nn.losses import linear_cross_entropy
 from weft.nn.norm import RMSNorm
 from weft.nn.rope import Rotation, rotate, rotation
+from weft.parallel.fp8.linear import Factors, Multiply
 from weft.parallel.fp8.rounding import Scaled, Spans, scaled
 from weft.parallel.fp8.rounding import product as multiply
 from weft.platform.base import Platform
+from weft.precision.registry import PRECISIONS
 
 T = TypeVar("T")
 
@@ -280,6 +282,27 @@ def _eight_bit_product(watch: Stopwatch, m: int, n: int, k: int) -> Product:
     factors, gradients = torch.float8_e4m3fn, torch.float8_e5m2
     forward, input_grad = seconds(m, n, k, factors), seconds(m, k, n, gradients)
     return Product("fp8", m, n, k, forward, input_grad, seconds(n, k, m, gradients))
+
+
+def emulated_products(watch: Stopwatch) -> Iterator[Product]:
+    """Likewise where nothing multiplies eight bits: of a few layers, with what rounds factors."""
+    for (n, k), m in product(QUICK.weights, QUICK.rows):
+        yield from as_fits(partial(_emulated_product, watch, m, n, k))
+
+
+def _emulated_product(watch: Stopwatch, m: int, n: int, k: int) -> Product:
+    asked = PRECISIONS["fp8"].products
+    assert asked is not None, "fp8 multiplies in eight bits"
+    factors = Factors(asked)
+    x, w = watch.ring(1, m, k, dtype=torch.bfloat16), watch.ring(n, k, dtype=torch.bfloat16)
+
+    def layer(number: int) -> Tensor:
+        made: Tensor = Multiply.apply(x[number], w[number], None, factors, None)  # type: ignore[no-untyped-call]
+        return made
+
+    forward, input_grad = watch.both_ways(layer, x)
+    _, both = watch.both_ways(layer, x, w)
+    return Product("fp8", m, n, k, forward, input_grad, max(both - input_grad, both / 10))
 
 
 def _rounded(
