@@ -3,6 +3,7 @@
 import io
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,7 +142,44 @@ def test_what_another_engine_saved_is_refused() -> None:
     before = {place: value.clone() for place, value in state["exact"].items()}
     with pytest.raises(ConfigError, match=re.escape("state.exact = '0.bias[0:9]': expected the 4")):
         engine.load_state_dict({**state, "exact": missing})
-    with pytest.raises(ConfigError, match=r"state = \['state'\]: expected optimizer and exact"):
+    with pytest.raises(ConfigError, match=r"state = \['state'\]: expected optimizer, places and"):
         engine.load_state_dict({"state": {}})
     after = engine.state_dict()["exact"]
     assert all(torch.equal(value, after[place]) for place, value in before.items())
+
+
+def in_full(comm: Comm, plan: Plan) -> WovenEngine:
+    """Nothing is rounded: the state is of the optimizer alone."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4)))
+    loss = lambda model, batch: (model(batch) - 1).square()  # noqa: E731
+    return woven(model, torch.optim.AdamW(model.parameters()), comm, loss=loss, plan=plan)
+
+
+def load_the_first_ones(address: RankAddress, plan: Plan, file: Path) -> str:
+    """What a rank is told that loads what rank 0 saved."""
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
+    engine = in_full(comm, plan)
+    engine.step(torch.ones(4, 8))
+    if engine.rank == 0:
+        torch.save(engine.state_dict(), file)
+    comm.barrier(name="saved")
+    told = ""
+    try:
+        engine.load_state_dict(torch.load(file, weights_only=True))
+    except ConfigError as error:
+        told = str(error)
+    comm.close()
+    return told
+
+
+@pytest.mark.parametrize(("zero", "is_one"), [(0, True), (1, False), (2, False)])
+def test_another_process_s_state_is_refused_where_it_is_another(
+    zero: int, is_one: bool, pool: WorkerPool, tmp_path: Path
+) -> None:
+    """Segments of like layers have like sizes: one process's moments fit the other's parameters."""
+    plan = side_by_side((2, 4, 2), zero=zero)
+    first, second = pool.run(load_the_first_ones, plan, tmp_path / "0.pt", world_size=2)
+    assert not first
+    assert is_one or re.match(r"state.places = '.\.weight\[.*expected what this process", second)
+    assert not (is_one and second)

@@ -145,11 +145,15 @@ class WovenEngine:
     def state_dict(self) -> dict[str, Any]:
         """What this process needs, beside the state dicts of its layers, to go on to the bit.
 
-        ``optimizer`` is that of ``engine.optimizer``; ``exact`` has by name and place the values
-        that the optimizer updates, of parameters that the model has rounded (bf16, fp8). Like that
-        of a module, it holds the tensors themselves. Each process saves its own.
+        ``optimizer`` is that of ``engine.optimizer``, and ``places`` the parts of parameters that
+        this process updates; ``exact`` has the values of those that the model has rounded (bf16,
+        fp8). Like that of a module, it holds the tensors themselves. Each process saves its own.
         """
-        return {"optimizer": self.optimizer.state_dict(), "exact": self._outside.exact()}
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "places": self._outside.places,
+            "exact": self._outside.exact(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state_dict`` gave on the same process of the same plan; before or after
@@ -158,7 +162,7 @@ class WovenEngine:
         Raises:
             ConfigError: it is of another model, plan or precision. Nothing was changed then.
         """
-        refuse_other_state(state, self._outside.exact())
+        refuse_other_state(state, self._outside.places, self._outside.exact())
         self.optimizer.load_state_dict(state["optimizer"])
         self._outside.restore(state["exact"])
 
@@ -183,6 +187,8 @@ class _Outside:
         self._known = {id(p) for root in self._roots for p in root.parameters() if p.requires_grad}
         self._mains = [main for main in gradients.mains if main.value is not main.param]
         self._rounded = [m for m in self._mains if m.value.dtype != m.param.dtype]
+        self.places = [_place_of(main) for main in gradients.mains]
+        """What this process updates."""
         self.note()
 
     def note(self) -> None:

@@ -77,15 +77,21 @@ def refuse_unfit(model: nn.Module) -> None:
     refuse_woven("model", model)
 
 
-def refuse_other_state(state: Mapping[str, Any], own: Named) -> None:
+def refuse_other_state(state: Mapping[str, Any], places: Sequence[str], own: Named) -> None:
     """What an engine goes on from is what the same process of the same plan saved.
 
     Raises:
-        ConfigError: it is not; ``own``: the exact values that this process updates.
+        ConfigError: it is not; ``places``: what this process updates, ``own``: its exact values.
     """
     hint = "Each process loads what its engine.state_dict() was."
-    if {*state} != {"optimizer", "exact"}:
-        raise ConfigError("state", sorted(state), "optimizer and exact", hint)
+    if {*state} != {"optimizer", "places", "exact"}:
+        raise ConfigError("state", sorted(state), "optimizer, places and exact", hint)
+    if odd := [place for place in state["places"] if place not in places]:
+        expected = f"what this process updates by this plan ({', '.join(places) or 'nothing'})"
+        raise ConfigError("state.places", odd[0], expected, hint)
+    if [*state["places"]] != [*places]:
+        expected = f"the {len(places)} parts of parameters that this process updates, in its order"
+        raise ConfigError("state.places", len(state["places"]), expected, hint)
     given = {place: tuple(value.shape) for place, value in state["exact"].items()}
     wanted = {place: tuple(value.shape) for place, value in own.items()}
     if odd := sorted(given.items() ^ wanted.items()):
