@@ -372,8 +372,13 @@ def test_a_run_that_diverges_says_so_and_ends(
 def test_a_run_without_held_out_text_has_a_summary(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["tiny.yaml", "--out", "mine", "train.steps=1", "data.held_out=0"]
-    assert run(["train", *arguments, "--quiet"]) == 0
+    arguments = ["tiny.yaml", "--out", "mine", "train.steps=2", "data.held_out=0"]
+    arguments.append("train.eval_every=1")
     assert run(["train", *arguments]) == 0
-    assert "no held-out text to judge the model by" in capsys.readouterr().out
+    assert run(["train", *arguments]) == 0
+    told = capsys.readouterr()
+    assert "no held-out text to judge the model by" in told.out
+    assert "held-out loss" not in told.err
+    for name in ("metrics.jsonl", "events.jsonl"):
+        assert "eval" not in (here / "mine" / name).read_text(), "a loss of 0 over no text"
     assert json.loads((here / "mine/summary.json").read_text())["held_out"] is None

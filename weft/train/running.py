@@ -362,13 +362,16 @@ def evaluating(
 ) -> Callable[[int], Evaluation]:
     """Evaluates after a step; rank 0 writes and shows what was found. Collective.
 
-    ``written``: steps whose evaluation an earlier start has written, to be shown only.
+    ``written``: steps whose evaluation an earlier start has written, to be shown only. Where no
+    text is held out nothing is found, and nothing told.
     """
     started = time.perf_counter()
 
     def evaluated(step: int) -> Evaluation:
         began = time.perf_counter()
         found = evaluate(run, data, positions)
+        if not found.tokens:
+            return found
         facts = {"seconds": time.perf_counter() - began, "loss": found.loss}
         run.events.write("evaluation", f"held-out loss {found.loss:.4f}", step=step, facts=facts)
         if run.is_main:
