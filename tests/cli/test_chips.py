@@ -98,6 +98,13 @@ def test_where_no_profile_can_be_written(
         assert run(words) == 2
         said = capsys.readouterr().err
         assert "error: WEFT_PROFILES = '/proc/nope" in said and "expected a folder to wri" in said
+    monkeypatch.delenv("WEFT_PROFILES")
+    for key in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(key, "/proc/nope")
+        assert run(["chips", "profile"]) == 2
+        told = f"error: {key} = '/proc/nope"
+        said = capsys.readouterr().err
+        assert told in said and "a folder to write to (WEFT_PROFILES names another)" in said
 
 
 def test_other_files_beside_it_are_a_warning(tmp_path: Path) -> None:

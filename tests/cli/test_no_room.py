@@ -10,7 +10,10 @@ from weft.config.errors import no_room
 from weft.elastic.failure import Failure
 from weft.elastic.rank_process import _described
 
-WAY = "Make room where it writes, and give the same command again"
+WAY = (
+    "Make room where it writes (weft runs prune NAME --checkpoints removes older ones of a run), "
+    "and give the same command again"
+)
 
 
 def test_a_command_says_so(

@@ -389,6 +389,13 @@ DATA = [
         make=file("short.txt", "short"),
     ),
     Case(
+        "text that is none",
+        "train tiny.yaml data.path=none.jsonl data.held_out=0",
+        "data.path = 'none.jsonl': expected text to train on. It has 0 tokens to train on. Give "
+        "another file, or more text.\n      on the command line",
+        make=file("none.jsonl", '{"text": ""}\n' * 9),
+    ),
+    Case(
         "tokenizer that is none",
         "train tiny.yaml data.tokenizer=text.txt",
         'data.tokenizer = \'text.txt\': expected "bpe", "bytes" or the path of a tokenizer.json. '

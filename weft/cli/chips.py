@@ -11,13 +11,12 @@ import typer
 
 from weft.cli.output import COLUMNS, err, out, print_json, print_table, warn
 from weft.cli.profiling import measure_profile
-from weft.cli.target import Json, file_to_write, folder_to_write
+from weft.cli.target import Json, file_to_write, profiles_to_write
 from weft.cli.topology import topology
 from weft.cluster.cluster import HOST, Chip, Dtype, catalogue
 from weft.config.errors import ConfigError
 from weft.cost.profile import Corrections, Profile
 from weft.cost.profile_file import (
-    FOLDER_KEY,
     file_name,
     load_profile,
     profiles_folder,
@@ -121,7 +120,7 @@ def profile(
         warn(f"measures the processor: {found}; {found.way_out}" for found in node.unusable)
     path = file_to_write("--out", out_file) if out_file else None
     if path is None:
-        folder_to_write(FOLDER_KEY, profiles_folder())
+        profiles_to_write(profiles_folder())
     found = measure_profile(
         node, device=chosen, quick=quick, say=lambda text: err.print(f"{text} ...")
     )

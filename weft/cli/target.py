@@ -11,6 +11,7 @@ import typer
 
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.load import Loaded, load_config, recipe_names
+from weft.cost.profile_file import FOLDER_KEY
 
 DEFAULT_RECIPE = "demo"
 
@@ -102,6 +103,19 @@ def file_to_write(option: str, path: Path) -> Path:
         raise ConfigError(option, str(path), "a file to write", "What is there is none.")
     folder_to_write(option, folder, path, "a file in a folder that can be written")
     return path
+
+
+def profiles_to_write(folder: Path) -> None:
+    """Likewise of where profiles are.
+
+    Raises:
+        ConfigError: nobody may write there.
+    """
+    if os.environ.get(FOLDER_KEY):
+        folder_to_write(FOLDER_KEY, folder)
+        return
+    key = "XDG_CACHE_HOME" if os.environ.get("XDG_CACHE_HOME") else "HOME"
+    folder_to_write(key, folder, None, f"a folder to write to ({FOLDER_KEY} names another)")
 
 
 def folder_to_write(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from weft.cli.output import err, out, print_json
-from weft.cli.target import Json, folder_to_write
+from weft.cli.target import Json, profiles_to_write
 from weft.cluster.cluster import HOST
 from weft.cluster.topology import (
     TOLERANCE,
@@ -22,7 +22,7 @@ from weft.cluster.topology import (
 )
 from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError
-from weft.cost.profile_file import FOLDER_KEY, profiles_folder
+from weft.cost.profile_file import profiles_folder
 from weft.platform.detect import detect_node
 from weft.report.plan_picture import ranges
 
@@ -59,7 +59,7 @@ def topology(
     if address is None:
         many = ranks or max(2, len(node.chips) or node.cores)
         _refuse_too_many("--ranks", many)
-        folder_to_write(FOLDER_KEY, folder)
+        profiles_to_write(folder)
         fresh = fresh or saved_links(folder, [node.host]) is None
         links = links_here(many, device, folder, fresh=fresh)
     else:

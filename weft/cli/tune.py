@@ -17,12 +17,12 @@ import typer
 from weft.cli.output import COLUMNS, err, out, print_json, print_table
 from weft.cli.plan.forecasts import load_for_cluster
 from weft.cli.profiling import measure_profile
-from weft.cli.target import Json, Overrides, Target, folder_to_write, load, named
+from weft.cli.target import Json, Overrides, Target, load, named, profiles_to_write
 from weft.cluster.cluster import HOST, Cluster
 from weft.cluster.cluster_file import ClusterFile, read_file
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
-from weft.cost.profile_file import FOLDER_KEY, file_name, profiles_folder, save_profile
+from weft.cost.profile_file import file_name, profiles_folder, save_profile
 from weft.elastic.signals import interrupted_once
 from weft.lab.lab import refuse_too_much
 from weft.lab.leftovers import find_labs, remarks
@@ -130,7 +130,7 @@ def _refuse_early(loaded: Loaded, options: TuneOptions) -> None:
         hint = "A run in a lab cannot change its plan; one of `weft train` itself can."
         raise loaded.place(ConfigError("recovery.alarm", "replan", expected, hint))
     if options.profile:
-        folder_to_write(FOLDER_KEY, profiles_folder())
+        profiles_to_write(profiles_folder())
 
 
 def _loaded(target: str, overrides: Sequence[str]) -> Loaded:

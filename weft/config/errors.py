@@ -80,7 +80,10 @@ def no_room(error: OSError) -> str:
     if error.errno not in _FULL:
         return ""
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror}. Make room where it writes, and give the same command again"
+    way = (
+        "Make room where it writes (weft runs prune NAME --checkpoints removes older ones of a run)"
+    )
+    return f"{where}{error.strerror}. {way}, and give the same command again"
 
 
 def show(value: object) -> str:

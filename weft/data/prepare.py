@@ -143,7 +143,7 @@ def _why_again(target: Path) -> list[str]:
 
 def _requests(config: DataConfig) -> Iterator[Request]:
     for number, source in enumerate(config.all_sources):
-        key = "data.path" if config.path is not None else f"data.sources[{number}].path"
+        key = _key_of(config, number)
         yield Request(key, source.path, source.format, source.field)
 
 
@@ -220,11 +220,18 @@ def _open(
     )
 
 
+def _key_of(config: DataConfig, number: int) -> str:
+    return "data.path" if config.path is not None else f"data.sources[{number}].path"
+
+
 def _check_samples(
     config: DataConfig, train: Sequence[StoreSpec], held_out: Sequence[StoreSpec]
 ) -> None:
     seq_len = config.seq_len
-    for source, store in zip(config.all_sources, train, strict=True):
+    for number, (source, store) in enumerate(zip(config.all_sources, train, strict=True)):
+        if store.num_tokens < MIN_TOKENS:
+            hint = f"It has {store.num_tokens} tokens to train on. Give another file, or more text."
+            raise ConfigError(_key_of(config, number), source.path, "text to train on", hint)
         if not store.num_samples(seq_len):
             expected = f"at most {max(store.num_tokens - 1, 0)}, for one sample to fit"
             hint = f"{source.path} has {store.num_tokens} tokens to train on. Give more text."
@@ -234,6 +241,10 @@ def _check_samples(
         expected = f"a part with room for one sample of {seq_len} tokens and its last target"
         hint = f"It has {found} tokens. Give more text, a larger part, or a smaller data.seq_len."
         raise ConfigError("data.held_out", config.held_out, expected, hint)
+
+
+MIN_TOKENS = 2
+"""One to read, and one to foresee."""
 
 
 class _Builder:
