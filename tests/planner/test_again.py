@@ -12,8 +12,16 @@ from weft.planner.fit import shortages
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import search
 from weft.planner.search.again import with_least_recompute
+from weft.planner.search.arrangements import Arrangement, arrangements
 from weft.planner.search.found import Candidate
-from weft.planner.search.search import AGAIN, MOST_AGAIN, SearchRun
+from weft.planner.search.search import (
+    AGAIN,
+    LEFT,
+    MOST_AGAIN,
+    MOST_TOGETHER,
+    WITH_OTHERS,
+    SearchRun,
+)
 from weft.recompute.asked import offloads
 
 EFFORT = 2000
@@ -113,3 +121,33 @@ def test_four_chips_take_no_more_effort_than_there_is() -> None:
     assert run.ledger.effort - first < 2 * AGAIN * MOST_AGAIN * EFFORT
     told = sum(each.count for each in run.ledger.pruned.reasons.values())
     assert told + run.ledger.simulated == run.ledger.considered, "all has a reason"
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_many_kinds_take_no_more_effort_than_there_is(
+    fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six kinds go together in 876 ways and four in 51: all of those that compute most, then others
+    as long as there is effort; but where nothing fits so, all."""
+    names = ["T4", "RTX4090", "H100-SXM5-80GB", "A100-SXM4-40GB", "MI300X", "L40S"]
+    pools = [ChipPool(chip=catalogue()[n], num_nodes=1, chips_per_node=2) for n in names]
+    work = Workload(spec=SIZES["llama3.2-1b"], seq_len=2048, samples=32)
+    run = SearchRun(Problem(work, ClusterView(tuple(pools)), options=Options(effort=EFFORT)))
+    looked: list[Arrangement] = []
+
+    def look_at(run: SearchRun, each: Arrangement, **_: bool) -> None:
+        looked.append(each)
+        run.ledger.effort += EFFORT
+        run.cutoff = 1.0 if fits else run.cutoff
+
+    monkeypatch.setattr(SearchRun, "look_at", look_at)
+    every = list(arrangements(len(pools), run.options))
+    assert len(list(run._in_turn(every, brief=True))) == len(every) == 876
+    inside = [each for each in every if {pool for group in each for pool in group} <= {2, 3, 4, 5}]
+    assert MOST_TOGETHER == 4 and len(inside) == 51
+    assert looked[:51] == inside
+    assert looked[51] == ((0,), (1,), (2,), (3,), (4,), (5,)), "all at once"
+    assert len(looked) == (51 + WITH_OTHERS + 1 if fits else 876)
+    left = run.ledger.pruned.reasons["limit"].count if fits else 0
+    assert len(looked) + left == 876
+    assert not fits or {*run.ledger.pruned.reasons["limit"].examples} == {LEFT}

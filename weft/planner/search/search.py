@@ -58,6 +58,11 @@ AGAIN = 8
 """Likewise with more ways to recompute, of few chips: there are many combinations more."""
 MOST_AGAIN = 8
 """Times that effort for all arrangements that are looked at again."""
+MOST_TOGETHER = 4
+"""Pools of which all arrangements are looked at: six have 876, and four 51."""
+WITH_OTHERS = 256
+"""Times the effort for one combination, for all those that have another pool besides."""
+LEFT = "with more kinds than those that compute most, after the effort for such was spent"
 LOOKED_ONCE = "less promising than those that were looked at again, with more ways to recompute"
 LONGER = 8
 """Times as much effort where it ended before anything that fits was looked at."""
@@ -300,8 +305,7 @@ class SearchRun:
         with what is known by then: as long as if there were no others; and at pipelines through
         several."""
         every = list(arrangements(len(self.cluster.pools), self.options))
-        for arrangement in every:
-            self.look_at(arrangement, brief=len(self.cluster.pools) > 1)
+        for _ in self._in_turn(every, brief=len(self.cluster.pools) > 1):
             if progress is not None:
                 progress(self.ledger.considered, self.cutoff)
         for cluster, first in cut_in_two(self.cluster):
@@ -316,8 +320,24 @@ class SearchRun:
     def _look_longer(self, relaxed: Relaxed, every: Sequence[Arrangement]) -> None:
         """At each pipeline through several pools, the most promising first."""
         through = [each for each in every if len(each) == 1 < len(each[0])]
-        for arrangement in sorted(through, key=relaxed.of):
-            self.look_at(arrangement, longer=True)
+        for _ in self._in_turn(sorted(through, key=relaxed.of), longer=True):
+            pass
+
+    def _in_turn(
+        self, every: Sequence[Arrangement], *, brief: bool = False, longer: bool = False
+    ) -> Iterator[Arrangement]:
+        """Those that were looked at: all of the pools that compute most, as if there were no more;
+        then those with others, as long as there is effort for them or nothing fits."""
+        main = set(sorted(range(len(self.cluster.pools)), key=self._slowness)[:MOST_TOGETHER])
+        inside = [each for each in every if main.issuperset(chain(*each))]
+        for arrangement in inside:
+            self.look_at(arrangement, brief=brief, longer=longer)
+            yield arrangement
+        known, enough = {*inside}, self._times(WITH_OTHERS)
+        others = (each for each in every if each not in known)
+        for arrangement in sorted(others, key=_united):
+            self._look_within(arrangement, enough, LEFT, brief=brief, longer=longer)
+            yield arrangement
 
     def look_again(self) -> None:
         """At those arrangements again that are nearly the best, the fastest first, with more ways
@@ -327,7 +347,7 @@ class SearchRun:
         options = replace(self.options, recompute=modes, effort=times * self.options.effort)
         worth = WORTH_A_LOOK * self.cutoff
         near = sorted((each for each in self._found if each.seconds < worth), key=_step_s)
-        enough = self.ledger.effort + MOST_AGAIN * options.effort
+        enough = self._times(MOST_AGAIN * times)
         clusters: list[ClusterView] = []
         for lines in near:
             if not any(lines.cluster is known for known in clusters):
@@ -336,14 +356,26 @@ class SearchRun:
             mine = (lines.arrangement for lines in near if lines.cluster is cluster)
             with self._beside(replace(self.problem.on(cluster), options=options)) as other:
                 for arrangement in dict.fromkeys(mine):
-                    other._look_within(arrangement, enough)
+                    other._look_within(arrangement, enough, LOOKED_ONCE)
 
-    def _look_within(self, arrangement: Arrangement, enough: int) -> None:
-        """Unless there was enough effort."""
-        if self.ledger.effort > enough:
-            self.ledger.leave(1, LOOKED_ONCE)
+    def _times(self, many: int) -> int:
+        """Up to which effort, with so many times as much as for one combination from now on."""
+        return self.ledger.effort + many * self.options.effort
+
+    def _look_within(
+        self,
+        arrangement: Arrangement,
+        enough: int,
+        why: str,
+        *,
+        brief: bool = False,
+        longer: bool = False,
+    ) -> None:
+        """Unless there was enough effort, and something fits."""
+        if self.ledger.effort > enough and self.cutoff < inf:
+            self.ledger.leave(1, why)
         else:
-            self.look_at(arrangement)
+            self.look_at(arrangement, brief=brief, longer=longer)
 
     @contextmanager
     def _beside(self, problem: Problem) -> Iterator[SearchRun]:
@@ -519,6 +551,9 @@ class SearchRun:
         for timed in shared(beside, self.samples, lambda: times * self.cutoff, worth):
             self._add(timed)
 
+    def _slowness(self, pool: int) -> int:
+        return -self._speed((pool,))
+
     def _speed(self, pools: Sequence[int]) -> int:
         """Of all chips of a group together, to begin with."""
         own = [self.cluster.pools[number] for number in pools]
@@ -535,6 +570,12 @@ WORTH_SHOWING = 1.25
 
 
 _step_s = attrgetter("seconds")
+
+
+def _united(arrangement: Arrangement) -> tuple[int, int]:
+    """Those of few pools together first, and of these those that use most."""
+    sizes = [*map(len, arrangement)]
+    return max(sizes), -sum(sizes)
 
 
 def _likeness(lines: Sequence[Line]) -> object:
