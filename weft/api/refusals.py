@@ -11,6 +11,7 @@ import inspect
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -86,15 +87,14 @@ def refuse_other_state(state: Mapping[str, Any], places: Sequence[str], own: Nam
     hint = "Each process loads what its engine.state_dict() was."
     if {*state} != {"optimizer", "places", "exact"}:
         raise ConfigError("state", sorted(state), "optimizer, places and exact", hint)
-    if odd := [place for place in state["places"] if place not in places]:
-        expected = f"what this process updates by this plan ({', '.join(places) or 'nothing'})"
-        raise ConfigError("state.places", odd[0], expected, hint)
-    if [*state["places"]] != [*places]:
-        expected = f"the {len(places)} parts of parameters that this process updates, in its order"
-        raise ConfigError("state.places", len(state["places"]), expected, hint)
-    given = {place: tuple(value.shape) for place, value in state["exact"].items()}
+    for given, own_place in zip_longest(state["places"], places):
+        if given != own_place:
+            next_ = own_place or "no more"
+            expected = f"{next_}, of the {len(places)} parts that this process updates by its plan"
+            raise ConfigError("state.places", given, expected, hint)
+    exact = {place: tuple(value.shape) for place, value in state["exact"].items()}
     wanted = {place: tuple(value.shape) for place, value in own.items()}
-    if odd := sorted(given.items() ^ wanted.items()):
+    if odd := sorted(exact.items() ^ wanted.items()):
         expected = f"the {len(wanted)} exact values of this process, by this plan and precision"
         raise ConfigError("state.exact", odd[0][0], expected, hint)
 
