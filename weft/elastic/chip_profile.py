@@ -41,6 +41,7 @@ from weft.nn.stage import MicroBatch
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
+from weft.platform.base import Platform
 from weft.platform.registry import PLATFORMS, platform_named
 from weft.simulate.known import core_name, knowledge_of_local, local_view
 from weft.simulate.step import time_of_plan
@@ -229,7 +230,7 @@ def measure_alone(
     watch = measure.Stopwatch(platform, platform.device(address.local_rank), extent.least_s)
     return {
         "products": tuple(_products(watch, dtypes, extent)),
-        "rounds_in_products": not platform.compiles,
+        "rounds_in_products": _rounds_in_products(platform, dtypes),
         "attention": tuple(p for dtype in dtypes for p in measure.attention(watch, dtype, extent)),
         "moving": tuple(p for dtype in dtypes for p in measure.moving(watch, dtype, extent)),
         "heads": tuple(
@@ -246,6 +247,12 @@ def measure_alone(
     }
 
 
+def _rounds_in_products(platform: Platform, dtypes: Sequence[Dtype]) -> bool:
+    """Products in eight bits are measured as they are emulated. What is compiled rounds in fewer
+    passes, and without instructions for bf16 one takes minutes."""
+    return "bf16" in dtypes and not (platform.compiles or platform.multiplies_fp8())
+
+
 def _products(
     watch: measure.Stopwatch, dtypes: Sequence[Dtype], extent: measure.Extent
 ) -> Iterator[Product]:
@@ -253,7 +260,7 @@ def _products(
         yield from measure.products(watch, dtype, extent)
     if watch.platform.multiplies_fp8():
         yield from measure.eight_bit_products(watch, extent)
-    elif not watch.platform.compiles:  # what is compiled rounds in fewer passes
+    elif _rounds_in_products(watch.platform, dtypes):
         yield from measure.emulated_products(watch)
 
 

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.parallel.fp8.history import GRADIENT, STREAM, WEIGHT, History
 from weft.parallel.fp8.repeated import Repeated
-from weft.parallel.fp8.rounding import Combine, Scaled, Spans, multiplied_in, product, scaled
+from weft.parallel.fp8.rounding import Combine, Scaled, Spans, product, scaled
 from weft.parallel.pipeline.deferred import WeightWork, now_or_later
 from weft.parallel.runtime import AxisGroup
 from weft.precision.roles import Products
@@ -243,9 +243,8 @@ def _weight_grad(
         grad, x = (Scaled(part.values.flatten(0, 1)[None], part.scale) for part in (grad, x))
     samples, tokens = x.values.shape[:2]
     if not (factors.by_tensor_cores and samples and tokens % 16 == 0):
-        wide = multiplied_in(x.values, dtype)
-        rows, columns = grad.exact(wide).flatten(0, 1), x.exact(wide).flatten(0, 1)
-        return (rows.T @ columns).to(dtype)
+        rows, columns = grad.exact(dtype).flatten(0, 1), x.exact(dtype).flatten(0, 1)
+        return rows.T @ columns
     terms = (
         product(
             Scaled(grad.values[n].T, grad.scale[n].T),

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.cluster.cluster import HOST
 from weft.parallel.fp8.fused import compiled, contiguous, in_three
 
 _BIAS, _MANTISSA = 127, 23
@@ -159,15 +158,7 @@ def product(
     """
     if by_tensor_cores and dtype == torch.bfloat16 and can_multiply(left, right):
         return _by_tensor_cores(left, right, dtype, fused=fused)
-    wide = multiplied_in(left.values, dtype)
-    return (left.exact(wide) @ right.exact(wide).T).to(dtype)
-
-
-def multiplied_in(factor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """What holds the factors of a product in ``dtype`` that is emulated: on a processor fp32 in
-    place of 16 bits, which few multiply as fast. Factors are exact and sums in fp32 in either."""
-    is_narrow = dtype.itemsize == 2 and factor.device.type == HOST
-    return torch.float32 if is_narrow else dtype
+    return left.exact(dtype) @ right.exact(dtype).T
 
 
 def can_multiply(left: Scaled, right: Scaled) -> bool:
