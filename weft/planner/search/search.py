@@ -328,7 +328,8 @@ class SearchRun:
     ) -> Iterator[Arrangement]:
         """Those that were looked at: all of the pools that compute most, as if there were no more;
         then those with others, as long as there is effort for them or nothing fits."""
-        main = set(sorted(range(len(self.cluster.pools)), key=self._slowness)[:MOST_TOGETHER])
+        pools = range(len(self.cluster.pools))
+        main = set(sorted(pools, key=lambda pool: -self._speed((pool,)))[:MOST_TOGETHER])
         inside = [each for each in every if main.issuperset(chain(*each))]
         for arrangement in inside:
             self.look_at(arrangement, brief=brief, longer=longer)
@@ -550,9 +551,6 @@ class SearchRun:
         beside = Beside(groups, weights, least_s, kept, self._missed)
         for timed in shared(beside, self.samples, lambda: times * self.cutoff, worth):
             self._add(timed)
-
-    def _slowness(self, pool: int) -> int:
-        return -self._speed((pool,))
 
     def _speed(self, pools: Sequence[int]) -> int:
         """Of all chips of a group together, to begin with."""
