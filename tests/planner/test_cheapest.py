@@ -13,7 +13,8 @@ from weft.config.errors import ConfigError
 from weft.models.llama.sizes import SIZES
 from weft.planner.cheapest import cheapest
 from weft.planner.problem import Options, Problem, Workload
-from weft.planner.search import NoPlan, search
+from weft.planner.search import NoPlan, Watch, search
+from weft.planner.search.found import ENDED_EARLY
 from weft.planner.some_nodes import _choices
 
 H100, A100 = catalogue()["H100-SXM5-80GB"], catalogue()["A100-SXM4-80GB"]
@@ -66,6 +67,20 @@ def test_nothing_is_cheaper(prices: tuple[float, float]) -> None:
         assert chosen.least <= chosen.cost and found.best.time.step_s <= within_s
         assert chosen.searched <= chosen.choices == 11
     assert cheapest(asked, inf)[0].chosen.searched < 11, "some bound is good for something"
+
+
+def test_who_has_no_time_gets_the_first_that_is_fast_enough() -> None:
+    """What the others may cost is said all the same."""
+    asked = problem((2.5, 0.4))
+    fastest_s = search(asked).best.time.step_s
+    (through, _), (ended, found) = (
+        cheapest(asked, 1.6 * fastest_s, watch=watch) for watch in (None, Watch(seconds=0.0))
+    )
+    assert ended.chosen.searched == 1 < through.chosen.searched
+    assert ended.chosen.least == through.chosen.least <= through.chosen.cost <= ended.chosen.cost
+    assert found.is_cut_short
+    with pytest.raises(ConfigError, match=ENDED_EARLY):
+        cheapest(asked, fastest_s, watch=Watch(seconds=0.0))
 
 
 def test_large_clusters_have_few_choices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.planner.problem import Problem
-from weft.planner.search import Candidate, Found, Progress
+from weft.planner.search import Candidate, Found, Watch
 from weft.planner.some_nodes import SomeNodes, some_nodes
 
 
@@ -56,7 +56,7 @@ class _Hire:
 
 
 def cheapest(
-    problem: Problem, within_s: float, *, progress: Progress | None = None
+    problem: Problem, within_s: float, *, watch: Watch | None = None
 ) -> tuple[Cheapest, Found]:
     """``some_nodes`` by their price.
 
@@ -68,6 +68,6 @@ def cheapest(
     if unpriced:
         expected = "price_per_hour, of one chip, in every pool of the cluster file"
         raise ConfigError("--cheapest", ", ".join(unpriced), expected, "It has none there.")
-    chosen = some_nodes(problem, _Hire(), within_s, progress=progress)
+    chosen = some_nodes(problem, _Hire(), within_s, watch=watch)
     tokens = problem.workload.samples * problem.workload.seq_len
     return Cheapest(chosen=chosen, tokens=tokens), chosen.found

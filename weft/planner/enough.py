@@ -9,7 +9,8 @@ from __future__ import annotations
 from weft.config.errors import ConfigError
 from weft.planner.need import Mix, choose_mix, in_units
 from weft.planner.problem import Problem
-from weft.planner.search import Found, Progress, fits, search
+from weft.planner.search import Found, Watch, fits, search
+from weft.planner.search.found import ENDED_EARLY
 
 ROUNDS = 6
 """Mixes that are searched before all nodes are taken."""
@@ -17,7 +18,7 @@ LARGER = 1.1
 """Times the compute of the next mix, at least: it has some node more."""
 
 
-def enough(problem: Problem, need: float, *, progress: Progress | None = None) -> tuple[Mix, Found]:
+def enough(problem: Problem, need: float, *, watch: Watch | None = None) -> tuple[Mix, Found]:
     """The mix whose best plan reaches ``need`` FLOP/s.
 
     Raises:
@@ -32,16 +33,16 @@ def enough(problem: Problem, need: float, *, progress: Progress | None = None) -
             mix = choose_mix(problem, min(LARGER * mix.flops_s, most))
         if mix.cluster.world_size == every:
             break
-        found = search(problem.on(mix.cluster), progress=progress)
+        found = search(problem.on(mix.cluster), watch=watch)
         reached = problem.workload.flops_s(found.best.time.step_s)
         if reached >= need:
             return mix, found
         best = max(best, reached)
         mix = choose_mix(problem, min(max(LARGER, need / reached) * mix.flops_s, most))
-    found = search(problem, progress=progress)
+    found = search(problem, watch=watch)
     best = max(best, problem.workload.flops_s(found.best.time.step_s))
     if best < need:
         expected = f"at most {in_units(best)}, the most that a plan for these nodes reaches"
-        hint = "More samples a step let more chips work."
+        hint = ENDED_EARLY if found.is_cut_short else "More samples a step let more chips work."
         raise ConfigError("--need", in_units(need), expected, hint)
     return choose_mix(problem, most), found

@@ -13,7 +13,7 @@ from math import exp, expm1, inf, isfinite
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.planner.problem import Problem
-from weft.planner.search import Candidate, Found, Progress
+from weft.planner.search import Candidate, Found, Watch
 from weft.planner.some_nodes import SomeNodes, some_nodes
 
 USUAL_HOURS = 50_000.0
@@ -151,7 +151,7 @@ class _Expected:
 
 
 def most_trained(
-    problem: Problem, restart_s: float, *, progress: Progress | None = None
+    problem: Problem, restart_s: float, *, watch: Watch | None = None
 ) -> tuple[MostTrained, Found]:
     """``some_nodes`` on which most steps stay done.
 
@@ -160,7 +160,7 @@ def most_trained(
         NoPlan: not even all nodes hold the model.
     """
     expected = _Expected(problem, restart_s)
-    chosen = some_nodes(problem, expected, progress=progress)
+    chosen = some_nodes(problem, expected, watch=watch)
     if not isfinite(chosen.cost):
         given = [pool.mtbf_hours for pool in problem.cluster.pools]
         enough = "enough hours for a step to be done between failures"

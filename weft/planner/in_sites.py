@@ -23,7 +23,7 @@ from weft.plan.plan import PipelinePlan, Plan
 from weft.plan.tiling import split_by_weight
 from weft.planner.naming import name_of
 from weft.planner.problem import Problem
-from weft.planner.search import Candidate, Found, NoPlan, Progress, search
+from weft.planner.search import Candidate, Found, NoPlan, Watch, search
 from weft.planner.search.found import Pruned
 from weft.planner.sites import check_sites
 
@@ -36,9 +36,7 @@ FINE = 1 << 20
 """Speeds of sites are told in so many parts of the sum."""
 
 
-def search_in_sites(
-    problem: Problem, asked: SitesConfig, *, progress: Progress | None = None
-) -> Found:
+def search_in_sites(problem: Problem, asked: SitesConfig, *, watch: Watch | None = None) -> Found:
     """The fastest plan whose sites are those of the cluster.
 
     Raises:
@@ -60,7 +58,7 @@ def search_in_sites(
     @cache
     def of_site(number: int, share: int) -> Found:
         try:
-            return search(_of_site(problem, parts[number], share), progress=progress)
+            return search(_of_site(problem, parts[number], share), watch=watch)
         except NoPlan as none:
             expected = f"{none.expected} at site {names[number].name}, which trains for itself"
             raise NoPlan(none.key, none.value, expected, none.hint) from none

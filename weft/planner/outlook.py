@@ -145,6 +145,7 @@ class Outlook:
                 "bound_s": found.bound_s,
                 "gap": found.gap,
                 "exhausts": found.exhausts,
+                "cut_short": found.is_cut_short,
                 "pruned": {kind: each.count for kind, each in found.pruned.reasons.items()},
                 "reasons": reasons_as_json(found),
             },
@@ -183,7 +184,7 @@ def outlook_of_search(found: Found, problem: Problem, *, explain: bool) -> Outlo
     found, surer = surest(found, problem.knowledge)
     best = found.best
     cast = forecast(best.plan, problem.on(best.cluster), time=best.time)
-    searches = int(SEARCHING_S / max(found.seconds, 0.01))
+    searches = 0 if found.is_cut_short else int(SEARCHING_S / max(found.seconds, 0.01))
     return Outlook(
         forecast=cast,
         found=found,

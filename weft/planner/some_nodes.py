@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.planner.problem import Problem
-from weft.planner.search import Candidate, Found, NoPlan, Progress, fits, search
+from weft.planner.search import Candidate, Found, NoPlan, Watch, fits, search
+from weft.planner.search.found import ENDED_EARLY
 from weft.planner.search.least import Relaxed
 
 MOST_CHOICES = 256
@@ -74,7 +75,7 @@ class SomeNodes:
 
 
 def some_nodes(
-    problem: Problem, cost: Cost, within_s: float = inf, *, progress: Progress | None = None
+    problem: Problem, cost: Cost, within_s: float = inf, *, watch: Watch | None = None
 ) -> SomeNodes:
     """The choice of whole nodes whose best plan costs least a step of at most ``within_s``.
 
@@ -87,28 +88,27 @@ def some_nodes(
         ConfigError: no plan that was found is so fast.
         NoPlan: not even all nodes hold the model.
     """
-    every = tuple(pool.num_nodes for pool in problem.cluster.pools)
     choices = list(_choices(problem.cluster))
-    least = dict(_least(problem, cost, choices, within_s, progress))
+    watch = watch or Watch()
+    least = dict(_least(problem, cost, choices, within_s, watch))
     best: _Searched | None = None
-    searched, fastest_s = 0, inf
+    searched, enough, fastest_s = 0, inf, inf
     for nodes in sorted(least, key=lambda nodes: (least[nodes], nodes)):
-        if best is not None and least[nodes] >= best.cost:
+        if least[nodes] >= enough or (best and watch.is_over):
             break
         searched += 1
-        tried = _searched(problem, cost, nodes, progress)
+        tried = _searched(problem, cost, nodes, watch)
         if tried is not None:
             fastest_s = min(fastest_s, tried.step_s)
-            if tried.step_s <= within_s and (best is None or tried.cost < best.cost):
-                best = tried
-    if best is None:  # perhaps with state elsewhere
-        best = _of_these(problem, cost, every, search(problem, progress=progress))
-        if best.step_s > within_s:
-            raise _too_slow(within_s, min(best.step_s, fastest_s))
+            if tried.step_s <= within_s and tried.cost < enough:
+                best, enough = tried, tried.cost
+    best = best or _of_all(problem, cost, within_s, fastest_s, watch)
+    worth = sum(each < best.cost for each in least.values())
+    is_cut_short = best.found.is_cut_short or searched < worth
     return SomeNodes(
         asked=problem.cluster,
         nodes=best.nodes,
-        found=best.found,
+        found=replace(best.found, is_cut_short=is_cut_short),
         cost=best.cost,
         least=min([best.cost, *least.values()]),
         choices=len(choices),
@@ -127,16 +127,27 @@ class _Searched(NamedTuple):
 
 
 def _searched(
-    problem: Problem, cost: Cost, nodes: tuple[int, ...], progress: Progress | None
+    problem: Problem, cost: Cost, nodes: tuple[int, ...], watch: Watch
 ) -> _Searched | None:
     """None: these nodes do not hold the model, or only with state elsewhere."""
     taken = problem.on(_taken(problem.cluster, nodes))
     if not fits(taken):
         return None
     try:
-        return _of_these(problem, cost, nodes, search(taken, progress=progress))
+        return _of_these(problem, cost, nodes, search(taken, watch=watch))
     except NoPlan:
         return None
+
+
+def _of_all(
+    problem: Problem, cost: Cost, within_s: float, fastest_s: float, watch: Watch
+) -> _Searched:
+    """All nodes, which may hold the model with state elsewhere; ``fastest_s``: of other choices."""
+    every = tuple(pool.num_nodes for pool in problem.cluster.pools)
+    best = _of_these(problem, cost, every, search(problem, watch=watch))
+    if best.step_s > within_s:
+        raise _too_slow(within_s, min(best.step_s, fastest_s), best.found)
+    return best
 
 
 def _of_these(problem: Problem, cost: Cost, nodes: tuple[int, ...], found: Found) -> _Searched:
@@ -149,23 +160,23 @@ def _least(
     cost: Cost,
     choices: Sequence[tuple[int, ...]],
     within_s: float,
-    progress: Progress | None,
+    watch: Watch,
 ) -> Iterator[tuple[tuple[int, ...], float]]:
     """What a step costs at least, of choices that may hold the model and be fast enough."""
     for number, nodes in enumerate(choices):
-        if progress is not None:
-            progress(number, inf)
+        watch.tell(number, inf)
         taken = _taken(problem.cluster, nodes)
         least_s = Relaxed(problem.on(taken)).least_s(range(len(taken.pools)))
         if least_s <= within_s and least_s < inf:
             yield nodes, cost.least(taken, least_s)
 
 
-def _too_slow(within_s: float, fastest_s: float) -> ConfigError:
+def _too_slow(within_s: float, fastest_s: float, found: Found) -> ConfigError:
     digits = 10 ** (floor(log10(fastest_s)) - 2)
     enough_s = ceil(fastest_s / digits) * digits  # what is said here is not refused again
     expected = f"at least {enough_s:.3g}, the seconds of the fastest plan for these nodes"
-    return ConfigError("--within", within_s, expected, "More or faster nodes could take less.")
+    hint = ENDED_EARLY if found.is_cut_short else "More or faster nodes could take less."
+    return ConfigError("--within", within_s, expected, hint)
 
 
 def _choices(cluster: ClusterView) -> Iterator[tuple[int, ...]]:

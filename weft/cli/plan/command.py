@@ -13,8 +13,9 @@ import typer
 from weft.cli.output import finish, out, print_json, warn
 from weft.cli.plan.forecasts import Answer, answer, answer_here, load_for_cluster
 from weft.cli.plan.launch import Launch
-from weft.cli.plan.nodes import nodes_asked
+from weft.cli.plan.nodes import NodesAsked, nodes_asked
 from weft.cli.plan.saved import SUFFIXES, Started, launch_of, save, write
+from weft.cli.plan.waiting import watched
 from weft.cli.resolved import refuse_unmeasured, resolved_here
 from weft.cli.target import Json, Overrides, Target, file_to_write, load
 from weft.cluster.cluster_file import read_file
@@ -77,6 +78,14 @@ RestartOption = Annotated[
         help="With --goodput: from a failure until ranks compute again; 120 by default.",
     ),
 ]
+MinutesOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help="With --cluster: search for so long at most, and longer only while nothing fits; then "
+        "the best so far is the plan. Without it, Ctrl-C does that.",
+    ),
+]
 ExplainOption = Annotated[
     bool,
     typer.Option(
@@ -132,6 +141,7 @@ class PlanOptions:
     within: WithinOption = None
     goodput: GoodputOption = False
     restart: RestartOption = None
+    minutes: MinutesOption = None
     explain: ExplainOption = False
     why: WhyOption = None
     out_file: OutOption = None
@@ -234,9 +244,7 @@ def _answer(target: str, overrides: Sequence[str], options: PlanOptions) -> Answ
         restart_s=options.restart,
     )
     if options.cluster is None:
-        option, value = ("--why", options.why) if nodes is None else (nodes.option, nodes.value)
-        if value is not None:
-            raise ConfigError(option, value, "--cluster beside it", "It says what there is.")
+        _refuse_without_cluster(options, nodes)
         loaded = load(target, overrides)
         resolved = resolved_here(loaded, may_plan=True).resolved
         warn(resolved.warnings)
@@ -251,18 +259,30 @@ def _answer(target: str, overrides: Sequence[str], options: PlanOptions) -> Answ
     samples, why = loaded.config.batch.samples, options.why
     compared = None if why is None else load_compared(target, overrides, why, samples)
     try:
-        return answer(
-            loaded,
-            options.cluster,
-            nodes,
-            explain=options.explain,
-            why=compared,
-            only_runnable=options.launch,
-        )
+        with watched(options.minutes) as watch:
+            return answer(
+                loaded,
+                options.cluster,
+                nodes,
+                watch=watch,
+                explain=options.explain,
+                why=compared,
+                only_runnable=options.launch,
+            )
     except NoPlan as error:
         if options.json:
             print_json({"fits": False, "problem": str(error)})
         raise
+
+
+def _refuse_without_cluster(options: PlanOptions, nodes: NodesAsked | None) -> None:
+    """What there is only with chips that a file describes."""
+    asked = {"--why": options.why, "--minutes": options.minutes}
+    if nodes is not None:
+        asked |= {nodes.option: nodes.value}
+    for option, value in asked.items():
+        if value is not None:
+            raise ConfigError(option, value, "--cluster beside it", "It says what there is.")
 
 
 def load_compared(target: str, overrides: Sequence[str], why: str, samples: int | None) -> Loaded:

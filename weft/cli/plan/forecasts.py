@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from weft.cli.output import err, out
@@ -39,7 +38,7 @@ from weft.planner.in_sites import Apart, apart, long_enough, search_in_sites
 from weft.planner.need import in_units
 from weft.planner.outlook import Outlook, outlook_of_plan, outlook_of_search
 from weft.planner.problem import Problem
-from weft.planner.search import search
+from weft.planner.search import Watch, search
 from weft.platform.detect import detect_node
 from weft.report.units import count, some
 from weft.resolve.cluster_plan import PlanRequest, plan_request
@@ -50,7 +49,6 @@ from weft.resolve.rank_chips import RankChips, chips_of_file
 from weft.resolve.resolve import Resolved, vocab_size_asked
 from weft.simulate.known import core_name
 
-SECONDS_BETWEEN_LINES = 2.0
 UNKNOWN: dict[str, Any] = {
     "not_run": [],
     "predicted": None,
@@ -186,6 +184,7 @@ def answer(
     file: Path,
     nodes: NodesAsked | None,
     *,
+    watch: Watch,
     explain: bool,
     why: Loaded | None = None,
     only_runnable: bool = False,
@@ -194,6 +193,7 @@ def answer(
 
     Args:
         nodes: Which of the file's; None: all.
+        watch: Over the searches.
         why: With a plan in it to put beside the one that is found.
         only_runnable: Leave out what this version cannot run.
 
@@ -212,19 +212,19 @@ def answer(
     if asked.plan is not None:
         outlook = outlook_of_plan(asked.plan, problem)
     elif sites is not None:
-        found = search_in_sites(problem, sites, progress=_progress())
+        found = search_in_sites(problem, sites, watch=watch)
         outlook = outlook_of_search(found, problem, explain=False)
     else:
         rival = _rival(why, problem)
         if nodes is None:
-            found = search(problem, progress=_progress())
+            found = search(problem, watch=watch)
         else:
-            mix, found = nodes.choose(problem, progress=_progress())
+            mix, found = nodes.choose(problem, watch=watch)
             problem = problem.on(mix.cluster)
         outlook = outlook_of_search(found, problem, explain=explain)
         compared = _compared(rival, outlook)
     if nodes is None:
-        outlook = replace(outlook, apart=_apart(outlook, problem, sites))
+        outlook = replace(outlook, apart=_apart(outlook, problem, sites, watch))
     model = loaded.config.model
     num_parameters = int(shape_of(problem.workload.spec).params)
     facts = {
@@ -262,7 +262,9 @@ def _refuse_beside(given: str, nodes: NodesAsked | None, why: Loaded | None) -> 
         raise ConfigError("--why", "a plan", f"no {given} beside it", hint)
 
 
-def _apart(outlook: Outlook, problem: Problem, asked: SitesConfig | None) -> Apart | None:
+def _apart(
+    outlook: Outlook, problem: Problem, asked: SitesConfig | None, watch: Watch
+) -> Apart | None:
     """What sites reach by themselves: those of the plan, or beside an exact plan the cluster's."""
     plan, here = outlook.forecast.plan, outlook.forecast.problem
     if plan.sites:
@@ -270,7 +272,7 @@ def _apart(outlook: Outlook, problem: Problem, asked: SitesConfig | None) -> Apa
     if outlook.found is None or len(problem.cluster.sites) < 2:
         return None
     try:
-        best = search_in_sites(problem, SitesConfig(), progress=_progress()).best
+        best = search_in_sites(problem, SitesConfig(), watch=watch).best
     except ConfigError:  # some site cannot train by itself, so exact training is all there is
         return None
     there = problem.on(best.cluster)
@@ -323,17 +325,3 @@ def _compared(rival: PlanRequest | None, outlook: Outlook) -> Comparison | None:
     assert rival.plan is not None, "a plan was given"
     best = outlook.forecast
     return compare(rival.plan, best, replace(rival.problem, options=best.problem.options))
-
-
-def _progress() -> Callable[[int, float], None]:
-    """Says now and then how far a long search is."""
-    said = monotonic()
-
-    def tell(done: int, best_s: float) -> None:
-        nonlocal said
-        if monotonic() - said >= SECONDS_BETWEEN_LINES:
-            said = monotonic()
-            best = f", the best takes {best_s:.3g} s a step" if best_s < float("inf") else ""
-            err.print(f"searching: {done:,} candidates done{best}", style="dim")
-
-    return tell

@@ -15,7 +15,7 @@ from weft.planner.enough import enough
 from weft.planner.goodput import USUAL_RESTART_S, most_trained
 from weft.planner.need import parse_need
 from weft.planner.problem import Problem
-from weft.planner.search import Found, Progress
+from weft.planner.search import Found, Watch
 
 
 class Chosen(Protocol):
@@ -34,7 +34,7 @@ class Chosen(Protocol):
 class Choose(Protocol):
     """Nodes, and the best plan for them."""
 
-    def __call__(self, problem: Problem, *, progress: Progress | None) -> tuple[Chosen, Found]: ...
+    def __call__(self, problem: Problem, *, watch: Watch) -> tuple[Chosen, Found]: ...
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from weft.planner.explain import NO_GAIN, Comparison, gap_in_words, pruned_in_wo
 from weft.planner.forecast import JOULES_PER_BYTE, WAITING, PositionForecast, PositionMemory
 from weft.planner.naming import elsewhere
 from weft.planner.outlook import Outlook
+from weft.planner.search.found import ENDED_EARLY
 from weft.recompute.asked import in_short
 from weft.report.plan_picture import head_in_words, layers_held, ranges
 from weft.report.units import count, seconds, sent, some
@@ -168,6 +169,8 @@ def _how_sure(outlook: Outlook) -> Iterator[str]:
         yield f"  {outlook.surer}"
     if outlook.found and outlook.found.gap is not None:
         yield f"  {gap_in_words(outlook.found)}"
+    if outlook.found and outlook.found.is_cut_short:
+        yield f"  {ENDED_EARLY}"
 
 
 def _energy_and_price(outlook: Outlook) -> Iterator[str]:

@@ -105,6 +105,9 @@ class Pruned:
         return sorted(self.reasons.items(), key=lambda item: -item[1].count)
 
 
+ENDED_EARLY = "The search was ended early: with more time there may be a faster plan."
+
+
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """The best plan, the next best that are really different, and what became of the rest."""
@@ -115,6 +118,8 @@ class Found:
     """Candidates in all: those that were simulated, and those that were pruned."""
     simulated: int = 0
     pruned: Pruned
+    is_cut_short: bool = False
+    """It was ended before all was looked at."""
     bound_s: float = 0.0
     """No plan takes less, by the same costs, with whatever is refined in it; see ``Relaxed``."""
     seconds: float
@@ -149,6 +154,7 @@ def together(found: Sequence[Found]) -> Found:
         considered=sum(each.considered for each in found),
         simulated=sum(each.simulated for each in found),
         pruned=pruned,
+        is_cut_short=any(each.is_cut_short for each in found),
         bound_s=min(each.bound_s for each in found),
         seconds=sum(each.seconds for each in found),
     )

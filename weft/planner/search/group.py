@@ -23,6 +23,7 @@ from weft.planner.search.frames import UNMADE, Frame, Space
 from weft.planner.search.meshes import Meshes
 from weft.planner.search.route import Route
 from weft.planner.search.splits import explore, too_slow
+from weft.planner.search.watch import Watch
 from weft.schedules.known import Pattern
 
 
@@ -35,8 +36,23 @@ class Ledger:
     simulated: int = 0
     effort: int = 0
     """Actions made and played; ends the search where a space is too large."""
+    best_s: float = inf
+    """The least step that was found."""
+    watch: Watch = field(default_factory=Watch)
+    is_cut_short: bool = False
+    """Something was left out because nobody waited for more."""
     patterns: set[Pattern] = field(default_factory=set)
     """Schedules that were made."""
+
+    def is_through(self, enough: float = inf) -> bool:
+        """So much effort was spent; or something was found, and nobody waits for more."""
+        if self.best_s < inf and self.watch.is_over:
+            self.is_cut_short = True
+        return self.is_cut_short or self.effort > enough
+
+    def tell(self) -> None:
+        """Whoever waits."""
+        self.watch.tell(self.considered, self.best_s)
 
     def count(self, route: Route, played: int) -> None:
         """Splits of a route were played, and its schedules made where they were not known."""
@@ -203,11 +219,12 @@ class Group:
         while turns:
             *_, number = heappop(turns)
             seen = every[number]
+            self.ledger.tell()
             frame, free = seen.frame, look.first and looked < asked.uncut
             schedules = self._schedules(frame, first=look.first)
             if not free and frame.is_slow(samples, schedules, asked.nearly * cutoff):
                 slow.append(frame)
-            elif self.ledger.effort > enough():
+            elif self.ledger.is_through(enough()):
                 left.append(frame)
             elif frame.rough:
                 assert self._known is not None, frame
@@ -253,7 +270,7 @@ class Group:
     def spent(self, kept: Kept) -> Callable[[], bool]:
         """Whether since now as much effort was spent as one search of several pipelines may."""
         enough = self.ledger.effort + self.options.effort // (APART if kept.apart else 1)
-        return lambda: self.ledger.effort > enough
+        return lambda: self.ledger.is_through(enough)
 
     def _part_of(self, effort: int) -> int:
         """For the first schedule, or for the others."""
@@ -333,7 +350,7 @@ class Group:
         many meshes take long."""
         found: list[Timed] = []
         for number, line in enumerate(lines):
-            if number and self.ledger.effort > enough():
+            if number and self.ledger.is_through(enough()):
                 each = sum(1 for _ in self._ways(line))
                 self.ledger.pruned.add("limit", self._too_many, each * (len(lines) - number))
                 break

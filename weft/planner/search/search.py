@@ -47,6 +47,7 @@ from weft.planner.search.sharing import Beside, shared
 from weft.planner.search.united import united, with_united
 from weft.planner.search.unlike_experts import unlike_experts, with_unlike_experts
 from weft.planner.search.unlike_widths import unlike_widths, with_unlike_widths
+from weft.planner.search.watch import Watch
 from weft.schedules.registry import SCHEDULES
 
 ALONE = 32
@@ -64,31 +65,33 @@ WITH_OTHERS = 256
 """Times the effort for one combination, for all those that have another pool besides."""
 LEFT = "with more kinds than those that compute most, after the effort for such was spent"
 LOOKED_ONCE = "less promising than those that were looked at again, with more ways to recompute"
+ENDED = "not looked at, for the search was ended before"
 LONGER = 8
 """Times as much effort where it ended before anything that fits was looked at."""
 MOST_OTHERS = 5
 MADE_BETWEEN = 200_000
 """Objects, after which the interpreter looks for rings of them while it searches."""
 
-Progress = Callable[[int, float], None]
-"""Told now and then how many candidates are done, and the best step so far, in seconds."""
 
-
-def search(problem: Problem, *, progress: Progress | None = None) -> Found:
+def search(problem: Problem, *, watch: Watch | None = None) -> Found:
     """The fastest plan that fits, wherever experts are. On devices they take no longer, so that
     others are looked at where memory rules something out.
+
+    Args:
+        watch: Is told how far it is; may end it as soon as something fits.
 
     Raises:
         NoPlan: nothing fits.
         ConfigError: a rate is not known.
     """
     begin, found, none = perf_counter(), list[Found](), list[NoPlan]()
+    watch = watch or Watch()
     for tried in problem.by_expert_tier():
         if found and not ("memory" in found[0].pruned.reasons and fits(tried)):
             continue
         try:
             with _seldom_collected():
-                found.append(_searched(tried, progress))
+                found.append(_searched(tried, watch))
         except NoPlan as error:
             none.append(error)
     if not found:
@@ -110,12 +113,12 @@ def _seldom_collected() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
-def _searched(problem: Problem, progress: Progress | None) -> Found:
+def _searched(problem: Problem, watch: Watch) -> Found:
     """With experts in the first tier that may be."""
     begin, options = perf_counter(), problem.options
     relaxed = Relaxed(problem)
-    run = SearchRun(problem, relaxed)
-    run.look_everywhere(progress)
+    run = SearchRun(problem, relaxed, watch)
+    run.look_everywhere()
     lists, near = run.lists(), run.near()
     if lists and options.mixed_recompute and run.lacks_memory:
         run.look_again()
@@ -123,10 +126,10 @@ def _searched(problem: Problem, progress: Progress | None) -> Found:
         near += run.near(near)
     if not lists:
         if not fits(problem):
-            return _otherwise(run, begin, progress)
+            return _otherwise(run, begin, watch)
         # Something fits, and the effort ended before it was looked at.
         more = replace(options, effort=LONGER * options.effort)
-        return _searched(replace(problem, options=more), progress)
+        return _searched(replace(problem, options=more), watch)
     *every, beside = (
         [by_experts(by_heads(run.candidate(lines), problem), problem) for lines in found]
         for found in (*lists, near)
@@ -139,7 +142,7 @@ def _searched(problem: Problem, progress: Progress | None) -> Found:
     return run.found(fastest, begin)
 
 
-def _otherwise(run: SearchRun, begin: float, progress: Progress | None) -> Found:
+def _otherwise(run: SearchRun, begin: float, watch: Watch) -> Found:
     """What fits where all that was looked at does not: unlike chips as one mesh, state elsewhere.
 
     Raises:
@@ -151,9 +154,9 @@ def _otherwise(run: SearchRun, begin: float, progress: Progress | None) -> Found
         if fastest := sorted(filter(None, every), key=lambda one: one.time.step_s):
             return run.found(fastest, begin)
     if leaner := [each for each in (_elsewhere(problem), _divided(problem)) if each]:
-        found = together([_searched(each, progress) for each in leaner])
+        found = together([_searched(each, watch) for each in leaner])
         return replace(nearer(found, problem), seconds=perf_counter() - begin)
-    if roomy := _offloaded(problem, progress):
+    if roomy := _offloaded(problem, watch):
         return nearer(roomy, problem)
     raise _not_run(run) or no_plan(any_fit, problem)
 
@@ -175,7 +178,7 @@ def _divided(problem: Problem) -> Problem | None:
     return None
 
 
-def _offloaded(problem: Problem, progress: Progress | None) -> Found | None:
+def _offloaded(problem: Problem, watch: Watch) -> Found | None:
     """With all that layers keep on the hosts, where these have room; of schedules that wait with no
     weight gradients, which would need it again."""
     options, pools = problem.options, problem.cluster.pools
@@ -186,7 +189,7 @@ def _offloaded(problem: Problem, progress: Progress | None) -> Found | None:
         asked = replace(tiers, recompute=("offload",), schedules=whole, mixed_recompute=False)
         tried = replace(problem, options=asked)
         if fits(tried):
-            found = _searched(tried, progress)
+            found = _searched(tried, watch)
             every = (found.best, *found.others)
             roomy = [each for each in every if not shortages(each.plan, tried.on(each.cluster))]
             if roomy:
@@ -244,12 +247,13 @@ class Lines:
 class SearchRun:
     """A search under way."""
 
-    def __init__(self, problem: Problem, relaxed: Relaxed | None = None) -> None:
+    def __init__(
+        self, problem: Problem, relaxed: Relaxed | None = None, watch: Watch | None = None
+    ) -> None:
         """``relaxed``: of a problem that may do all that this one may, on the same pools."""
         self.problem, self.options, self.relaxed = problem, problem.options, relaxed
         self.cluster, self.samples = problem.cluster, problem.workload.samples
-        self.ledger = Ledger(Pruned())
-        self.cutoff = inf
+        self.ledger = Ledger(Pruned(), watch=watch or Watch())
         # Costs serve all arrangements of as many pipelines; a group stands beside several others.
         self._known_costs: Callable[..., Costs] | None = None
         """Of the same chips, where only what is computed again was asked otherwise."""
@@ -271,6 +275,11 @@ class SearchRun:
         found = Meshes(self._costs(domains, many, sites), self._alike)
         self._alike = self._alike or found
         return found
+
+    @property
+    def cutoff(self) -> float:
+        """The least step that is known, in seconds."""
+        return self.ledger.best_s
 
     @property
     def has_few_chips(self) -> bool:
@@ -296,18 +305,17 @@ class SearchRun:
             considered=self.ledger.considered,
             simulated=self.ledger.simulated,
             pruned=self.ledger.pruned,
+            is_cut_short=self.ledger.is_cut_short,
             bound_s=self.relaxed.least_s(range(len(self.cluster.pools))) if self.relaxed else 0.0,
             seconds=perf_counter() - begin,
         )
 
-    def look_everywhere(self, progress: Progress | None = None) -> None:
+    def look_everywhere(self) -> None:
         """At all arrangements, and those of pools cut in two; then longer at each pool by itself,
         with what is known by then: as long as if there were no others; and at pipelines through
         several."""
         every = list(arrangements(len(self.cluster.pools), self.options))
-        for _ in self._in_turn(every, brief=len(self.cluster.pools) > 1):
-            if progress is not None:
-                progress(self.ledger.considered, self.cutoff)
+        self._in_turn(every, brief=len(self.cluster.pools) > 1)
         for cluster, first in cut_in_two(self.cluster):
             if self.options.leave_idle or cluster.world_size == self.cluster.world_size:
                 self.look_at_cut(cluster, first)
@@ -320,25 +328,22 @@ class SearchRun:
     def _look_longer(self, relaxed: Relaxed, every: Sequence[Arrangement]) -> None:
         """At each pipeline through several pools, the most promising first."""
         through = [each for each in every if len(each) == 1 < len(each[0])]
-        for _ in self._in_turn(sorted(through, key=relaxed.of), longer=True):
-            pass
+        self._in_turn(sorted(through, key=relaxed.of), longer=True)
 
     def _in_turn(
         self, every: Sequence[Arrangement], *, brief: bool = False, longer: bool = False
-    ) -> Iterator[Arrangement]:
-        """Those that were looked at: all of the pools that compute most, as if there were no more;
-        then those with others, as long as there is effort for them or nothing fits."""
+    ) -> None:
+        """At all of the pools that compute most, as if there were no more; then at those with
+        others, as long as there is effort for them or nothing fits."""
         pools = range(len(self.cluster.pools))
         main = set(sorted(pools, key=lambda pool: -self._speed((pool,)))[:MOST_TOGETHER])
         inside = [each for each in every if main.issuperset(chain(*each))]
         for arrangement in inside:
             self.look_at(arrangement, brief=brief, longer=longer)
-            yield arrangement
         known, enough = {*inside}, self._times(WITH_OTHERS)
         others = (each for each in every if each not in known)
         for arrangement in sorted(others, key=_united):
             self._look_within(arrangement, enough, LEFT, brief=brief, longer=longer)
-            yield arrangement
 
     def look_again(self) -> None:
         """At those arrangements again that are nearly the best, the fastest first, with more ways
@@ -386,10 +391,9 @@ class SearchRun:
         other = SearchRun(problem, self.relaxed if same else None)
         if same:
             other._known_costs = self._costs
-        other.ledger, other.cutoff = self.ledger, self.cutoff
+        other.ledger = self.ledger
         yield other
         self._found += other._found
-        self.cutoff = other.cutoff
 
     def look_at(
         self, arrangement: Arrangement, *, brief: bool = False, longer: bool = False
@@ -401,6 +405,9 @@ class SearchRun:
             longer: With more for several that were looked at before.
         """
         if len(arrangement) > self.samples or not self._allowed(arrangement):
+            return
+        if self.ledger.is_through():
+            self.ledger.leave(1, ENDED)
             return
         if self.options.only_runnable and (why := why_never_run(self.cluster, arrangement)):
             self.ledger.considered += 1
@@ -540,7 +547,7 @@ class SearchRun:
         stretch = self.problem.knowledge.stretch(sum(line.num_chips for line in lines))
         seconds = stretch * max(timed.seconds for timed in chosen)
         self._found.append(Lines(seconds, lines, self.cluster))
-        self.cutoff = min(self.cutoff, seconds)
+        self.ledger.best_s = min(self.ledger.best_s, seconds)
 
     def _side_by_side(self, groups: Sequence[Group], kept: Kept) -> None:
         times = 1 if kept.apart else WORTH_SHOWING

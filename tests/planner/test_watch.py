@@ -1,0 +1,83 @@
+"""Whoever waits for a search is told how far it is, and may end it with the best so far."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from weft.cluster.cluster import catalogue
+from weft.cluster.view import ChipPool, ClusterView
+from weft.config.errors import ConfigError
+from weft.models.llama.sizes import SIZES
+from weft.planner.enough import enough
+from weft.planner.fit import shortages
+from weft.planner.outlook import outlook_of_search
+from weft.planner.problem import Options, Problem, Workload
+from weft.planner.search import NoPlan, Watch, search
+from weft.planner.search.found import ENDED_EARLY
+
+KINDS = "H100-SXM5-80GB", "A100-SXM4-80GB", "RTX4090"
+POOLS = tuple(ChipPool(chip=catalogue()[name], num_nodes=1, chips_per_node=2) for name in KINDS)
+WORK = Workload(spec=SIZES["llama3.2-1b"], seq_len=2048, samples=32)
+OPTIONS = Options(schedules=("1f1b",), recompute=("full",), zero=(1,), effort=20_000)
+PROBLEM = Problem(WORK, ClusterView(POOLS), options=OPTIONS)
+
+
+class Told(Watch):
+    """Keeps what it is told; ends with the first step that is at most so long."""
+
+    def __init__(self, until_s: float = 0.0) -> None:
+        super().__init__(self.hear)
+        self.until_s, self.heard = until_s, list[tuple[int, float]]()
+
+    def hear(self, done: int, best_s: float) -> None:
+        self.heard.append((done, best_s))
+        if best_s <= self.until_s:
+            self.stop()
+
+
+def test_all_of_a_search_is_told() -> None:
+    """More and more candidates, a step that gets no longer, and in the end that of the best before
+    it is refined; whoever waits changes nothing."""
+    watch = Told()
+    found, alone = search(PROBLEM, watch=watch), search(PROBLEM)
+    done, steps = zip(*watch.heard, strict=True)
+    assert list(done) == sorted(done) and done[-1] > 0.5 * found.considered
+    assert list(steps) == sorted(steps, reverse=True) and steps[0] == inf
+    assert found.best.time.step_s <= steps[-1] * 1.001 and not found.is_cut_short
+    assert replace(found, seconds=0.0) == replace(alone, seconds=0.0)
+
+
+def test_what_is_ended_is_the_best_so_far() -> None:
+    """As soon as something fits, or as it is fast enough. Where time was over from the beginning,
+    it is not over before something fits."""
+    through = search(PROBLEM)
+    first, good = (Told(until) for until in (1e9, 1.05 * through.best.time.step_s))
+    watches = first, good, Watch(seconds=0.0)
+    at_first, at_good, at_once = (search(PROBLEM, watch=watch) for watch in watches)
+    assert at_once.best == at_first.best
+    assert at_first.best.time.step_s > at_good.best.time.step_s >= through.best.time.step_s
+    assert at_first.simulated < at_good.simulated < through.simulated
+    for found in (at_first, at_good):
+        assert found.is_cut_short and not found.exhausts
+        assert found.pruned.total + found.simulated == found.considered, "all has a reason"
+        assert found.bound_s == through.bound_s
+        assert not shortages(found.best.plan, PROBLEM.on(found.best.cluster))
+    assert first.heard[-1][1] < inf, "and nothing more was told"
+    outlook = outlook_of_search(at_first, PROBLEM, explain=True)
+    assert outlook.helps and all(each.same_plan for each in outlook.helps), "no search after it"
+
+
+def test_nothing_fits_in_no_time_either() -> None:
+    large = replace(PROBLEM, workload=replace(WORK, spec=SIZES["llama3-70b"]))
+    with pytest.raises(NoPlan) as late:
+        search(large, watch=Watch(seconds=0.0))
+    with pytest.raises(NoPlan) as told:
+        search(large)
+    assert str(late.value) == str(told.value)
+
+
+def test_the_most_that_was_reached_early_is_not_the_most() -> None:
+    need = WORK.flops_s(1.1 * search(PROBLEM, watch=Watch(seconds=0.0)).bound_s)
+    with pytest.raises(ConfigError, match=ENDED_EARLY):
+        enough(PROBLEM, need, watch=Watch(seconds=0.0))

@@ -1,0 +1,52 @@
+"""A long search on a terminal: lines that say how far it is, and Ctrl-C for the best so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf
+from time import monotonic
+from types import FrameType
+
+from weft.cli.output import err
+from weft.elastic.signals import Asked
+from weft.planner.search import Watch
+
+SECONDS_BETWEEN_LINES = 2.0
+
+
+@contextmanager
+def watched(minutes: float | None) -> Iterator[Watch]:
+    """A watch over searches of so many minutes at most. The first Ctrl-C or SIGTERM ends them as
+    soon as something fits; with nothing to show yet, and a second time, it ends the command."""
+    waiting = _Waiting(inf if minutes is None else 60 * minutes)
+    with waiting.handlers():
+        yield waiting.watch
+
+
+class _Waiting(Asked):
+    """Says now and then how far a long search is; ends it first, and then the command."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.watch = Watch(self.tell, seconds=seconds)
+        self._said, self._said_ending = monotonic(), False
+
+    def tell(self, done: int, best_s: float) -> None:
+        """In a line, if the last was long ago."""
+        if self.times and not self._said_ending:  # not by the handler, which may interrupt a line
+            self._said_ending = True
+            err.print("ending the search with the best so far; Ctrl-C again leaves without it")
+        if monotonic() - self._said >= SECONDS_BETWEEN_LINES:
+            self._said = monotonic()
+            best = f", the best takes {best_s:.3g} s a step" if best_s < inf else ""
+            err.print(f"searching: {done:,} candidates done{best}", style="dim")
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        before = self.times
+        super()._on_signal(number, frame)
+        if self.times == before:
+            return
+        if self.times > 1 or self.watch.best_s == inf:
+            raise KeyboardInterrupt
+        self.watch.stop()
