@@ -13,6 +13,7 @@ from hypothesis import settings
 from weft.elastic.pool import ANSWER_S, Job, WorkerPool
 from weft.elastic.processes import COMPILER, PRELOADED, warm_context
 from weft.planner.problem import Options
+from weft.planner.search import Watch
 
 forkserver.set_forkserver_preload(list(PRELOADED))  # whichever test is the first to start it
 
@@ -88,6 +89,12 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches for plans give up early: for tests of what is done with a plan, however good."""
     known = cast("dict[str, object]", Options.__init__.__kwdefaults__)
     monkeypatch.setitem(known, "effort", known["effort"] // 30)
+
+
+@pytest.fixture
+def first_fitting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches end with the first plan that fits: likewise, where it may be of one kind of chip."""
+    monkeypatch.setattr(Watch, "is_over", True)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ NARROW = ["plan.schedule=1f1b", "batch.micro=2", "compute.recompute=full"]
 GIVEN = ["plan.stages=[{dp: 4, tp: 2, zero: 1, recompute: full}]", "plan.schedule=null"]
 """Fits the box."""
 
-pytestmark = pytest.mark.usefixtures("hurried")
+pytestmark = pytest.mark.usefixtures("first_fitting")
 
 
 def data_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:

@@ -14,7 +14,7 @@ COMMAND = [
 ]
 GIVEN = "plan.stages=[{tp: 2, recompute: full}, {tp: 4}] plan.schedule=1f1b batch.micro=2"
 
-pytestmark = pytest.mark.usefixtures("hurried")
+pytestmark = pytest.mark.usefixtures("first_fitting")
 
 
 def why(words: str, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, object]:
