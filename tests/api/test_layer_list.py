@@ -172,7 +172,7 @@ def test_a_split_that_does_not_fit_is_refused() -> None:
         alone(meshes=5, schedule="interleaved")
     with pytest.raises(ConfigError, match='"uniform", "parameters", or the layers'):
         alone(by="flops")
-    with pytest.raises(ConfigError, match=r"settings = \{\}: expected no such setting: there"):
+    with pytest.raises(ConfigError, match=r"settings = \{\}: expected one of the settings"):
         alone(settings={})
 
 

@@ -12,6 +12,8 @@ from weft.planner.forecast import forecast
 from weft.planner.problem import Problem, Workload
 from weft.planner.search import search
 from weft.planner.search.finer import with_finer_borders
+from weft.planner.search.orders import with_made_orders
+from weft.schedules.registry import by_preference
 
 
 def problem(num_layers: int, *speeds: float, cuts: bool = True, gib: float = 80) -> Problem:
@@ -54,6 +56,12 @@ def test_the_forecast_says_what_a_cut_saves() -> None:
     listed = replace(cut.plan, pipelines=(early,))
     assert forecast(listed, asked).step_s < 0.96 * cut.time.step_s
     assert what_cuts_save(forecast(listed, asked)) == saved
+    free = replace(asked.options, in_flight=True, schedules=by_preference())
+    makes = replace(asked, options=free)
+    made = with_made_orders(replace(whole, cluster=makes.cluster), makes)
+    assert made.time.step_s < whole.time.step_s, "a list is made for whole layers too"
+    longer = made.time.step_s / forecast(listed, makes).step_s - 1
+    assert what_cuts_save(forecast(listed, makes)).endswith(f"{longer:.1%} longer")
     assert what_cuts_save(forecast(cut.plan, problem(4, 1.0, 1.0, gib=1))) == (
         "borders inside layers 2: with whole layers beside them it would not fit"
     )

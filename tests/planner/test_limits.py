@@ -11,7 +11,7 @@ from weft.cluster.view import ChipPool, ClusterView
 from weft.cost.memory import memory_of_plan
 from weft.models.llama.sizes import SIZES
 from weft.plan.mesh import Mesh
-from weft.plan.plan import PipelinePlan, Plan, Recompute, StagePlan
+from weft.plan.plan import PipelinePlan, Plan, Recompute, StagePlan, ZeroLevel
 from weft.planner.explain import alternatives, pruned_in_words, settings, what_would_help
 from weft.planner.forecast import forecast
 from weft.planner.limits import Limits, _against_updates, _has_smaller
@@ -40,6 +40,7 @@ def plan(
     samples: int = 64,
     micro: int = 16,
     recompute: Recompute = "off",
+    zero: ZeroLevel = 1,
 ) -> Plan:
     size = 16 // meshes
     cuts = [32 * m // meshes for m in range(meshes + 1)]
@@ -49,7 +50,7 @@ def plan(
             layers=(cuts[m], cuts[m + 1]),
             precision="bf16",
             device="cuda",
-            zero=1,
+            zero=zero,
             recompute=recompute,
         )
         for m in range(meshes)
@@ -66,8 +67,10 @@ def plan(
         (lambda: plan(samples=16), nodes(1, gbit=1), "exchange", "more samples a step, or fewer"),
         (lambda: plan(meshes=8, micro=64), nodes(8), "waiting", "more samples a step, or smaller"),
         (lambda: plan(recompute="full"), nodes(8), "arithmetic", "more stages, a higher ZeRO"),
+        (lambda: plan(recompute="full", zero=3), nodes(8), "arithmetic", "more stages or larger"),
+        (lambda: plan(recompute="activation"), nodes(8), "arithmetic", ""),
     ],
-    ids=["computes", "talks", "exchanges", "waits", "recomputes"],
+    ids=["computes", "talks", "exchanges", "waits", "recomputes", "has-zero", "little-again"],
 )
 def test_the_cause_is_what_takes_most(
     made: Callable[[], Plan], cluster: ClusterView, cause: str, words: str

@@ -204,7 +204,8 @@ def split(
     """
     for name, value in settings.items():
         if name not in SETTINGS:
-            raise ConfigError(name, value, f"no such setting: there are {', '.join(SETTINGS)}")
+            expected = f"one of the settings of stages: {', '.join(SETTINGS)}"
+            raise ConfigError(name, value, expected, "How many stages there are, meshes= says.")
     if "precision" not in settings and _is_wide(layers):
         settings["precision"] = "fp64"
     if meshes is None:

@@ -22,6 +22,7 @@ from weft.planner.search import Candidate, Found, search
 from weft.planner.search.choice import LONG
 from weft.planner.search.domains import domains_of_kinds, has_slower_links
 from weft.planner.search.found import MEANING, Reason
+from weft.planner.search.orders import with_made_orders
 from weft.planner.search.verdict import verdict
 from weft.recompute.asked import computed_again, offloads
 
@@ -141,11 +142,12 @@ def what_domains_save(cast: Forecast) -> str:
 
 def what_cuts_save(cast: Forecast) -> str:
     """Of a plan with borders inside layers, in a line; empty of others. Compared with the same at
-    the layers next to them, of few such borders whichever way that fits is best; both in the order
-    of their schedule, for lists are made for one of them."""
+    the layers next to them, of few such borders whichever way that fits is best: with lists made
+    for it where the plan has such, else both in the order of their schedule."""
     problem = cast.problem
     pipelines = tuple(replace(pipeline, lists=()) for pipeline in cast.plan.pipelines)
     plan = replace(cast.plan, pipelines=pipelines)
+    makes_lists = plan != cast.plan and problem.options.in_flight
     cuts = sorted(plan.cuts)
     if not cuts:
         return ""
@@ -163,13 +165,21 @@ def what_cuts_save(cast: Forecast) -> str:
         return plan.each(whole)
 
     every = map(at_layers, product(rounded, repeat=len(cuts)))
-    steps = [problem.time(each).step_s for each in every if not shortages(each, problem)]
+    fitting = [_candidate(each, problem) for each in every if not shortages(each, problem)]
     words = f"borders inside layers {', '.join(str(floor(cut)) for cut in cuts)}: with whole layers"
-    if not steps:
+    if not fitting:
         return f"{words} beside them it would not fit"
-    longer = min(steps) / problem.time(plan).step_s - 1
+    best = min(fitting, key=lambda each: each.time.step_s)
+    best = with_made_orders(best, problem) if makes_lists else best
+    longer = best.time.step_s / (cast.step_s if makes_lists else problem.time(plan).step_s) - 1
     took = f"{abs(longer):.1%} {'less' if longer < 0 else 'longer'}"
     return f"{words} beside them a step would take {took}"
+
+
+def _candidate(plan: Plan, problem: Problem) -> Candidate:
+    """On all chips of the problem."""
+    name, time, memory = name_of(plan, problem.cluster), problem.time(plan), problem.memory(plan)
+    return Candidate(name=name, plan=plan, cluster=problem.cluster, time=time, memory=memory)
 
 
 def why_no_domains(cast: Forecast) -> str:

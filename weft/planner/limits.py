@@ -14,7 +14,7 @@ from weft.cost.timing import brought_bytes, grads_away_bytes
 from weft.memory.tiers import APART
 from weft.models.registry import shape_of
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.planner.fit import CHECKPOINTING
+from weft.planner.fit import CHECKPOINTING, without_recompute
 from weft.planner.forecast import Forecast, PositionForecast
 from weft.recompute.asked import computed_again
 
@@ -30,6 +30,8 @@ IN_WORDS: dict[Cause, str] = {
 }
 LARGE = 0.1
 """Part of the step from which a cause is worth advice."""
+MUCH_AGAIN = 0.05
+"""Likewise, of computing again."""
 
 
 @dataclass(frozen=True)
@@ -153,10 +155,20 @@ class Limits:
         if "memory bandwidth" in large:
             yield "a wider hidden state, or larger micro-batches: small products wait for memory"
         if any(computed_again(stage.recompute) != "off" for stage in stages):
-            words = f"layers are computed twice ({CHECKPOINTING})"
-            yield f"more stages, a higher ZeRO level or larger chips: {words}"
+            yield from self._against_recompute()
         if "update" in large:
             yield _against_updates(plan)
+
+    def _against_recompute(self) -> Iterator[str]:
+        """Where it takes much of a step: what leaves room to compute less again."""
+        cast = self.forecast
+        plan = cast.plan
+        part = 1 - cast.problem.time(without_recompute(plan)).step_s / cast.step_s
+        if part >= MUCH_AGAIN:
+            shares = (s.zero < 3 and s.mesh.sample_ways > 1 for _, _, s in plan.stages())
+            level = ", a higher ZeRO level" * any(shares)
+            words = f"what is computed again ({CHECKPOINTING}) is {part:.0%} of the step"
+            yield f"more stages{level} or larger chips: {words}"
 
 
 def _against_updates(plan: Plan) -> str:

@@ -377,7 +377,8 @@ class Group:
         """The best choice of domains, ZeRO levels, numbers in flight and layers for an order and a
         schedule."""
         route, pruned = self._route(line), self.ledger.pruned
-        too_long = f"{self.words}, {line.schedule}: at best more than {limit:.4g} s"
+        at_best = f"at best more than {limit:.4g} s" if limit < inf else "more stages than layers"
+        too_long = f"{self.words}, {line.schedule}: {at_best}"
         self.ledger.effort += LOOKING * route.num_meshes
         numbers = [n for n in ((), *deeper(route)) if not too_slow(route.with_numbers(n), limit)]
         if not numbers:
