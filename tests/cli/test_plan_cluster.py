@@ -352,3 +352,39 @@ def test_stages_lie_on_the_device_that_they_say(capsys: pytest.CaptureFixture[st
     assert run(["plan", "demo", *MODEL, *words, *BOX]) == 2
     message = "plan.stages[1].device = 'cpu': expected cuda, as the chip of rank 1 is"
     assert message in capsys.readouterr().err
+
+
+OLD_BESIDE = """pools:
+  - {chip: H100-SXM5-80GB, nodes: 1, chips_per_node: 8}
+  - {chip: V100-SXM2-16GB, nodes: 1, chips_per_node: 1, network_gbit: 1}
+"""
+
+
+def test_chips_that_are_left_out_say_nothing_of_the_precision(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A V100 would have all compute in fp16, and is no help; where it computes too, they do."""
+    (tmp_path / "old.yaml").write_text(OLD_BESIDE)
+    words = ["plan", "demo", *MODEL, *NARROW, "--cluster", str(tmp_path / "old.yaml")]
+    alone = data_of(["plan", "demo", *MODEL, *NARROW, *BOX], capsys)
+    found = data_of(words, capsys)
+    assert [pool["chip"] for pool in found["plan"]["chips"]] == ["H100-SXM5-80GB"]  # type: ignore[index] # fmt: skip
+    assert found["plan"]["pipelines"] == alone["plan"]["pipelines"]  # type: ignore[index]
+    steps = [data["predicted"]["step_time_s"] for data in (found, alone)]  # type: ignore[index]
+    assert steps[0] == steps[1]
+    notes = [str(note) for note in found["notes"]]  # type: ignore[attr-defined]
+    assert notes[1:] == [
+        "compute.precision = bf16, from the cluster's chips",
+        "with V100-SXM2-16GB, left out, it would be fp16",
+    ]
+    asked = data_of([*words, "compute.precision=fp16"], capsys)
+    assert {s["precision"] for p in asked["plan"]["pipelines"] for s in p["stages"]} == {"fp16"}  # type: ignore[index] # fmt: skip
+    Path(words[-1]).write_text(OLD_BESIDE.replace("chips_per_node: 8", "chips_per_node: 1"))
+    small = ["model.size=llama3.2-1b", "data.seq_len=2048", "batch.samples=64"]
+    both = data_of(["plan", "demo", *small, "plan.stages=[{layers: 13}, {}]", *words[-2:]], capsys)
+    assert (
+        "compute.precision = fp16, from the cluster's chips: no bf16 on V100-SXM2-16GB"
+        in (
+            both["notes"]  # type: ignore[operator]
+        )
+    )

@@ -165,21 +165,26 @@ def what_cuts_save(cast: Forecast) -> str:
         return plan.each(whole)
 
     every = map(at_layers, product(rounded, repeat=len(cuts)))
-    fitting = [_candidate(each, problem) for each in every if not shortages(each, problem)]
+    fitting = [each for each in every if not shortages(each, problem)]
     words = f"borders inside layers {', '.join(str(floor(cut)) for cut in cuts)}: with whole layers"
     if not fitting:
         return f"{words} beside them it would not fit"
-    best = min(fitting, key=lambda each: each.time.step_s)
-    best = with_made_orders(best, problem) if makes_lists else best
-    longer = best.time.step_s / (cast.step_s if makes_lists else problem.time(plan).step_s) - 1
+    whole_s = _least_s(fitting, problem, makes_lists=makes_lists)
+    longer = whole_s / (cast.step_s if makes_lists else problem.time(plan).step_s) - 1
     took = f"{abs(longer):.1%} {'less' if longer < 0 else 'longer'}"
     return f"{words} beside them a step would take {took}"
 
 
-def _candidate(plan: Plan, problem: Problem) -> Candidate:
-    """On all chips of the problem."""
-    name, time, memory = name_of(plan, problem.cluster), problem.time(plan), problem.memory(plan)
-    return Candidate(name=name, plan=plan, cluster=problem.cluster, time=time, memory=memory)
+def _least_s(plans: Iterable[Plan], problem: Problem, *, makes_lists: bool) -> float:
+    """The least step of plans for all chips of a problem, with lists made for it."""
+    times = [(problem.time(plan), plan) for plan in plans]
+    time, plan = min(times, key=lambda both: both[0].step_s)
+    if not makes_lists:
+        return time.step_s
+    there, memory = problem.cluster, problem.memory(plan)
+    name = name_of(plan, there)
+    best = Candidate(name=name, plan=plan, cluster=there, time=time, memory=memory)
+    return with_made_orders(best, problem).time.step_s
 
 
 def why_no_domains(cast: Forecast) -> str:

@@ -115,7 +115,9 @@ def _workload(loaded: Loaded, cluster: ClusterView, notes: list[str]) -> Workloa
     precision = config.compute.precision
     if precision == "auto":
         precision = usual_precision((pool.chip for pool in cluster.pools), cpu_bf16=False)
-        notes.append(f"compute.precision = {precision}, from the cluster's chips")
+        lacking = dict.fromkeys(p.chip.name for p in cluster.pools if p.chip.emulates_bf16)
+        why = f": no bf16 on {', '.join(lacking)}" * (precision == "fp16")
+        notes.append(f"compute.precision = {precision}, from the cluster's chips{why}")
     spec = model_spec(config.model, vocab_size, config.data.seq_len)
     spec = expecting(spec, config.plan.expert_imbalance)
     return Workload(

@@ -27,18 +27,20 @@ from weft.cli.target import load
 from weft.cluster.cluster import HOST
 from weft.cluster.cluster_file import read_view
 from weft.cluster.host_names import is_host
+from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded, recipe_names
 from weft.config.sections import SitesConfig
 from weft.models.registry import shape_of
 from weft.plan.plan_file import NodesUsed, PlanFile, nodes_used
-from weft.planner.explain import Comparison, compare
+from weft.planner.explain import NO_GAIN, Comparison, compare
 from weft.planner.forecast import forecast, memory_by_position
 from weft.planner.in_sites import Apart, apart, long_enough, search_in_sites
 from weft.planner.need import in_units
 from weft.planner.outlook import Outlook, outlook_of_plan, outlook_of_search
 from weft.planner.problem import Problem
-from weft.planner.search import Watch, search
+from weft.planner.search import Found, Watch, search
+from weft.planner.search.found import together
 from weft.platform.detect import detect_node
 from weft.report.units import count, some
 from weft.resolve.cluster_plan import PlanRequest, plan_request
@@ -47,6 +49,7 @@ from weft.resolve.planned import says_a_plan, with_compiled
 from weft.resolve.prediction import UNMEASURED, chips_here
 from weft.resolve.rank_chips import RankChips, chips_of_file
 from weft.resolve.resolve import Resolved, vocab_size_asked
+from weft.resolve.usual_precision import usual_precision
 from weft.simulate.known import core_name
 
 UNKNOWN: dict[str, Any] = {
@@ -218,6 +221,7 @@ def answer(
         rival = _rival(why, problem)
         if nodes is None:
             found = search(problem, watch=watch)
+            asked, problem, found = _in_their_precision(loaded, asked, problem, found, watch)
         else:
             mix, found = nodes.choose(problem, watch=watch)
             problem = problem.on(mix.cluster)
@@ -249,6 +253,32 @@ def answer(
         file=PlanFile(plan=written, chips=used),
         vocabulary=() if said else (f"data.vocab_size={tokens}",),
     )
+
+
+def _in_their_precision(
+    loaded: Loaded, asked: PlanRequest, problem: Problem, found: Found, watch: Watch
+) -> tuple[PlanRequest, Problem, Found]:
+    """What a search found; or as fast a plan of the chips that it takes in the precision that is
+    usual for these, where it leaves out those for which all would compute in another."""
+    usual = usual_precision((pool.chip for pool in found.best.cluster.pools), cpu_bf16=False)
+    if loaded.config.compute.precision != "auto" or usual == problem.workload.precision:
+        return asked, problem, found
+    kinds = {pool.chip.name for pool in found.best.cluster.pools}
+    used, others = (
+        tuple(pool for pool in problem.cluster.pools if (pool.chip.name in kinds) == is_used)
+        for is_used in (True, False)
+    )
+    alone = plan_request(loaded, ClusterView(used), problem.knowledge)
+    options = replace(alone.problem.options, only_runnable=problem.options.only_runnable)
+    there = replace(alone.problem, options=options)
+    again = search(there, watch=watch)
+    if again.best.time.step_s > found.best.time.step_s * (1 + NO_GAIN):
+        return asked, problem, found
+    names = ", ".join(dict.fromkeys(pool.chip.name for pool in others))
+    note = f"with {names}, left out, it would be {problem.workload.precision}"
+    again = replace(together([again, found]), best=again.best, others=again.others)
+    whole = replace(there, cluster=problem.cluster)
+    return replace(alone, notes=(*alone.notes, note)), whole, again
 
 
 def _refuse_beside(given: str, nodes: NodesAsked | None, why: Loaded | None) -> None:
