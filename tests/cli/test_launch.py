@@ -59,6 +59,8 @@ else:
 """
 """Stands for torchrun, which notes what it was given, and for scontrol and srun."""
 
+pytestmark = pytest.mark.usefixtures("hurried")
+
 
 def plan(folder: Path, cluster: str, *more: str) -> int:
     (folder / "c.yaml").write_text(cluster)
