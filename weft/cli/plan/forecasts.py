@@ -31,6 +31,7 @@ from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded, recipe_names
 from weft.config.sections import SitesConfig
+from weft.cost.work import width_of
 from weft.models.registry import shape_of
 from weft.plan.plan_file import NodesUsed, PlanFile, nodes_used
 from weft.planner.explain import NO_GAIN, Comparison, compare
@@ -259,7 +260,8 @@ def _in_their_precision(
     loaded: Loaded, asked: PlanRequest, problem: Problem, found: Found, watch: Watch
 ) -> tuple[PlanRequest, Problem, Found]:
     """What a search found; or as fast a plan of the chips that it takes in the precision that is
-    usual for these, where it leaves out those for which all would compute in another."""
+    usual for these, where it leaves out those for which all would compute in another. As many bytes
+    take as long: it is the same plan then."""
     usual = usual_precision((pool.chip for pool in found.best.cluster.pools), cpu_bf16=False)
     if loaded.config.compute.precision != "auto" or usual == problem.workload.precision:
         return asked, problem, found
@@ -271,14 +273,30 @@ def _in_their_precision(
     alone = plan_request(loaded, ClusterView(used), problem.knowledge)
     options = replace(alone.problem.options, only_runnable=problem.options.only_runnable)
     there = replace(alone.problem, options=options)
-    again = search(there, watch=watch)
+    if width_of(usual) == width_of(problem.workload.precision):
+        again = _recast(found, there)
+    else:
+        other = search(there, watch=watch)
+        again = replace(together([other, found]), best=other.best, others=other.others)
     if again.best.time.step_s > found.best.time.step_s * (1 + NO_GAIN):
         return asked, problem, found
     names = ", ".join(dict.fromkeys(pool.chip.name for pool in others))
     note = f"with {names}, left out, it would be {problem.workload.precision}"
-    again = replace(together([again, found]), best=again.best, others=again.others)
     whole = replace(there, cluster=problem.cluster)
     return replace(alone, notes=(*alone.notes, note)), whole, again
+
+
+def _recast(found: Found, there: Problem) -> Found:
+    """What of it has none but the chips of a problem, in its precision."""
+    kinds = {pool.chip.name for pool in there.cluster.pools}
+    precision = there.workload.precision
+    every = []
+    for each in (found.best, *found.others):
+        if kinds.issuperset(pool.chip.name for pool in each.cluster.pools):
+            plan = each.plan.each(lambda stage: replace(stage, precision=precision))
+            own = there.on(each.cluster)
+            every.append(replace(each, plan=plan, time=own.time(plan), memory=own.memory(plan)))
+    return replace(found, best=every[0], others=tuple(every[1:]))
 
 
 def _refuse_beside(given: str, nodes: NodesAsked | None, why: Loaded | None) -> None:
