@@ -17,7 +17,7 @@ from weft.cost.work import StageWork
 from weft.models.llama.sizes import SIZES
 from weft.planner.in_sites import apart, search_in_sites
 from weft.planner.problem import Options, Problem, Workload
-from weft.planner.search import NoPlan, search
+from weft.planner.search import NoPlan, Watch, search
 from weft.simulate.step import Knowledge
 
 TWO_SITES = Path(__file__).parents[2] / "examples/clusters/two-sites.yaml"
@@ -97,7 +97,7 @@ def test_weft_plan_says_both_and_takes_the_exact_one() -> None:
 
     def plan(*more: str) -> Answer:
         loaded = load_for_cluster("demo", [*MODEL, *narrow, *more])
-        return answer(loaded, TWO_SITES, None, explain=False)
+        return answer(loaded, TWO_SITES, None, watch=Watch(), explain=False)
 
     exact, asked = plan(), plan("sites={every: 100, delay: 99}")
     assert exact.outlook is not None and exact.outlook.apart is not None
