@@ -14,7 +14,9 @@ from weft.models.llama.sizes import SIZES
 from weft.planner.cheapest import cheapest
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import NoPlan, Watch, search
+from weft.planner.search.costs import KnownCosts
 from weft.planner.search.found import ENDED_EARLY
+from weft.planner.search.least import Relaxed
 from weft.planner.some_nodes import _choices
 
 H100, A100 = catalogue()["H100-SXM5-80GB"], catalogue()["A100-SXM4-80GB"]
@@ -81,6 +83,20 @@ def test_who_has_no_time_gets_the_first_that_is_fast_enough() -> None:
     assert found.is_cut_short
     with pytest.raises(ConfigError, match=ENDED_EARLY):
         cheapest(asked, fastest_s, watch=Watch(seconds=0.0))
+
+
+def test_what_is_known_of_other_nodes_changes_nothing() -> None:
+    """Of more nodes, of fewer, of others in their place, and with another workload."""
+    known, first = KnownCosts(), problem((2.5, 1.3), (2, 2))
+    near, far = first.cluster.pools
+    slow = replace(first, workload=replace(WORK, samples=32)).on(
+        ClusterView((near, replace(far, network_gbit_s=1.0)))
+    )
+    asked = [first, problem((2.5, 1.3), (1, 1)), first.on(ClusterView((far, near))), slow]
+    for each in asked:
+        shared, alone = search(each, known=known), search(each)
+        assert replace(shared, seconds=0.0) == replace(alone, seconds=0.0)
+        assert Relaxed(each, known).least_s((0, 1)) == Relaxed(each).least_s((0, 1))
 
 
 def test_large_clusters_have_few_choices(monkeypatch: pytest.MonkeyPatch) -> None:

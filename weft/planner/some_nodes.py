@@ -12,6 +12,7 @@ from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.planner.problem import Problem
 from weft.planner.search import Candidate, Found, NoPlan, Watch, fits, search
+from weft.planner.search.costs import KnownCosts
 from weft.planner.search.found import ENDED_EARLY
 from weft.planner.search.least import Relaxed
 
@@ -89,15 +90,15 @@ def some_nodes(
         NoPlan: not even all nodes hold the model.
     """
     choices = list(_choices(problem.cluster))
-    watch = watch or Watch()
-    least = dict(_least(problem, cost, choices, within_s, watch))
+    watch, known = watch or Watch(), KnownCosts()
+    least = dict(_least(problem, cost, choices, within_s, watch, known))
     best: _Searched | None = None
     searched, enough, fastest_s = 0, inf, inf
     for nodes in sorted(least, key=lambda nodes: (least[nodes], nodes)):
         if least[nodes] >= enough or (best and watch.is_over):
             break
         searched += 1
-        tried = _searched(problem, cost, nodes, watch)
+        tried = _searched(problem, cost, nodes, watch, known)
         if tried is not None:
             fastest_s = min(fastest_s, tried.step_s)
             if tried.step_s <= within_s and tried.cost < enough:
@@ -127,14 +128,14 @@ class _Searched(NamedTuple):
 
 
 def _searched(
-    problem: Problem, cost: Cost, nodes: tuple[int, ...], watch: Watch
+    problem: Problem, cost: Cost, nodes: tuple[int, ...], watch: Watch, known: KnownCosts
 ) -> _Searched | None:
     """None: these nodes do not hold the model, or only with state elsewhere."""
     taken = problem.on(_taken(problem.cluster, nodes))
     if not fits(taken):
         return None
     try:
-        return _of_these(problem, cost, nodes, search(taken, watch=watch))
+        return _of_these(problem, cost, nodes, search(taken, watch=watch, known=known))
     except NoPlan:
         return None
 
@@ -161,12 +162,13 @@ def _least(
     choices: Sequence[tuple[int, ...]],
     within_s: float,
     watch: Watch,
+    known: KnownCosts,
 ) -> Iterator[tuple[tuple[int, ...], float]]:
     """What a step costs at least, of choices that may hold the model and be fast enough."""
     for number, nodes in enumerate(choices):
         watch.tell(number, inf)
         taken = _taken(problem.cluster, nodes)
-        least_s = Relaxed(problem.on(taken)).least_s(range(len(taken.pools)))
+        least_s = Relaxed(problem.on(taken), known).least_s(range(len(taken.pools)))
         if least_s <= within_s and least_s < inf:
             yield nodes, cost.least(taken, least_s)
 

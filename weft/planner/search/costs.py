@@ -152,9 +152,11 @@ class Costs:
 
     def asked(self, problem: Problem) -> Costs:
         """The same costs, all that is known of them kept, where only what is computed again is
-        asked otherwise."""
+        asked otherwise, or pools have more or fewer nodes."""
         other = copy(self)
         other.problem, other.options = problem, problem.options
+        other.pools = problem.cluster.pools
+        other.apart = cache(other._apart)
         return other
 
     def more_layers(self, rank: Rank, num_layers: int) -> StageTimes:
@@ -336,3 +338,31 @@ class Costs:
         sizes = 1, 1, self.shape.d_model
         whole, sent = (border_bytes(precision, *sizes, cast=each) for each in ("", cast))
         return sent / whole if apart[self.options.border_between] else 1.0
+
+
+class KnownCosts:
+    """Of searches for one workload, on parts of one cluster: each asks what others found out of the
+    same kinds of chips."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[object, Costs]] = []
+
+    def of(
+        self,
+        problem: Problem,
+        num_pipelines: int,
+        sites: tuple[int, ...] = (),
+        *,
+        any_ways: bool = False,
+    ) -> Costs:
+        """The costs of a problem; ``any_ways``: as ``Costs`` has it."""
+        kinds = [replace(pool, num_nodes=1, hosts=()) for pool in problem.cluster.pools]
+        options = replace(problem.options, recompute=("off",), mixed_recompute=False, effort=0)
+        key = kinds, problem.workload, problem.knowledge, options, num_pipelines, sites, any_ways
+        for known, costs in self._known:
+            if known == key:
+                return costs.asked(problem)
+        costs = Costs(problem, num_pipelines, sites)
+        costs.any_ways = any_ways
+        self._known.append((key, costs))
+        return costs

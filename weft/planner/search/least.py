@@ -23,7 +23,7 @@ from weft.models.registry import shape_of
 from weft.planner.problem import Problem
 from weft.planner.search.arrangements import Arrangement, partitions
 from weft.planner.search.choice import FEW_TO_CUT, Section, mesh_axes
-from weft.planner.search.costs import Held
+from weft.planner.search.costs import Held, KnownCosts
 from weft.planner.search.reached import Kinds, most_layers
 from weft.planner.search.united import FEW_CHIPS
 
@@ -58,7 +58,7 @@ class Relaxed:
     """A problem without what makes it hard: what it says holds for the plans that ``search`` looks
     at, with whatever it then refines in them. The fastest may well take longer."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, known: KnownCosts | None = None) -> None:
         options, pools = problem.options, problem.cluster.pools
         self.problem, self.pools, self.samples = problem, pools, problem.workload.samples
         self.many = min(len(pools), options.max_pipelines or len(pools), self.samples)
@@ -67,7 +67,8 @@ class Relaxed:
         elsewhere = {options.param_tiers[0], options.expert_tiers[0]} - {"device"}
         one_mesh = self.has_experts and self.unlike and problem.cluster.world_size <= FEW_CHIPS
         # Parameters that wait on hosts leave room; unlike chips as one mesh have it where they may.
-        self.kinds = Kinds(problem, self.many, any_room=bool(elsewhere) or one_mesh)
+        any_room = bool(elsewhere) or one_mesh
+        self.kinds = Kinds(problem, self.many, known or KnownCosts(), any_room=any_room)
         self.num_layers = self.kinds.num_layers
         self._through_s: Callable[[tuple[int, ...]], float] = cache(self._through)
         self._apart_s: Callable[[tuple[int, ...]], float] = cache(self._apart)

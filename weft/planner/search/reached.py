@@ -22,7 +22,7 @@ from weft.cost.work import Axes, share
 from weft.plan.plan import Recompute
 from weft.planner.problem import Problem
 from weft.planner.search.choice import Section, mesh_axes, near_ranks, num_ranks
-from weft.planner.search.costs import Costs
+from weft.planner.search.costs import KnownCosts
 from weft.planner.search.frames import Space
 from weft.planner.search.meshes import Meshes, powers
 from weft.schedules.registry import SCHEDULES
@@ -82,12 +82,11 @@ class Reached(NamedTuple):
 class Kinds:
     """Of a problem, kind by kind; ``many``: pipelines side by side at most."""
 
-    def __init__(self, problem: Problem, many: int, *, any_room: bool) -> None:
+    def __init__(self, problem: Problem, many: int, known: KnownCosts, *, any_room: bool) -> None:
         """``any_room``: no kind's memory binds."""
         options = problem.options
         self.problem, self.samples, self.any_room = problem, problem.workload.samples, any_room
-        self.costs, beside = Costs(problem, 1), Costs(problem, many)
-        self.costs.any_ways = True
+        self.costs, beside = known.of(problem, 1, any_ways=True), known.of(problem, many)
         self.num_layers = self.costs.num_layers
         self.meshes = Meshes(self.costs)
         self.roomy = Space(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -33,7 +33,7 @@ from weft.planner.search.choice import (
     plan_of,
     used_cluster,
 )
-from weft.planner.search.costs import Costs
+from weft.planner.search.costs import Costs, KnownCosts
 from weft.planner.search.domains import searches_domains, with_best_domains
 from weft.planner.search.found import Candidate, Found, NoPlan, Pruned, together
 from weft.planner.search.frames import UNMADE
@@ -73,25 +73,28 @@ MADE_BETWEEN = 200_000
 """Objects, after which the interpreter looks for rings of them while it searches."""
 
 
-def search(problem: Problem, *, watch: Watch | None = None) -> Found:
+def search(
+    problem: Problem, *, watch: Watch | None = None, known: KnownCosts | None = None
+) -> Found:
     """The fastest plan that fits, wherever experts are. On devices they take no longer, so that
     others are looked at where memory rules something out.
 
     Args:
         watch: Is told how far it is; may end it as soon as something fits.
+        known: From other searches.
 
     Raises:
         NoPlan: nothing fits.
         ConfigError: a rate is not known.
     """
     begin, found, none = perf_counter(), list[Found](), list[NoPlan]()
-    watch = watch or Watch()
+    watch, known = watch or Watch(), known or KnownCosts()
     for tried in problem.by_expert_tier():
         if found and not ("memory" in found[0].pruned.reasons and fits(tried)):
             continue
         try:
             with _seldom_collected():
-                found.append(_searched(tried, watch))
+                found.append(_searched(tried, watch, known))
         except NoPlan as error:
             none.append(error)
     if not found:
@@ -113,11 +116,11 @@ def _seldom_collected() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
-def _searched(problem: Problem, watch: Watch) -> Found:
+def _searched(problem: Problem, watch: Watch, known: KnownCosts) -> Found:
     """With experts in the first tier that may be."""
     begin, options = perf_counter(), problem.options
-    relaxed = Relaxed(problem)
-    run = SearchRun(problem, relaxed, watch)
+    relaxed = Relaxed(problem, known)
+    run = SearchRun(problem, relaxed, watch, known)
     run.look_everywhere()
     lists, near = run.lists(), run.near()
     if lists and options.mixed_recompute and run.lacks_memory:
@@ -129,7 +132,7 @@ def _searched(problem: Problem, watch: Watch) -> Found:
             return _otherwise(run, begin, watch)
         # Something fits, and the effort ended before it was looked at.
         more = replace(options, effort=LONGER * options.effort)
-        return _searched(replace(problem, options=more), watch)
+        return _searched(replace(problem, options=more), watch, known)
     *every, beside = (
         [by_experts(by_heads(run.candidate(lines), problem), problem) for lines in found]
         for found in (*lists, near)
@@ -154,9 +157,9 @@ def _otherwise(run: SearchRun, begin: float, watch: Watch) -> Found:
         if fastest := sorted(filter(None, every), key=lambda one: one.time.step_s):
             return run.found(fastest, begin)
     if leaner := [each for each in (_elsewhere(problem), _divided(problem)) if each]:
-        found = together([_searched(each, watch) for each in leaner])
+        found = together([_searched(each, watch, run.known) for each in leaner])
         return replace(nearer(found, problem), seconds=perf_counter() - begin)
-    if roomy := _offloaded(problem, watch):
+    if roomy := _offloaded(problem, watch, run.known):
         return nearer(roomy, problem)
     raise _not_run(run) or no_plan(any_fit, problem)
 
@@ -178,7 +181,7 @@ def _divided(problem: Problem) -> Problem | None:
     return None
 
 
-def _offloaded(problem: Problem, watch: Watch) -> Found | None:
+def _offloaded(problem: Problem, watch: Watch, known: KnownCosts) -> Found | None:
     """With all that layers keep on the hosts, where these have room; of schedules that wait with no
     weight gradients, which would need it again."""
     options, pools = problem.options, problem.cluster.pools
@@ -189,7 +192,7 @@ def _offloaded(problem: Problem, watch: Watch) -> Found | None:
         asked = replace(tiers, recompute=("offload",), schedules=whole, mixed_recompute=False)
         tried = replace(problem, options=asked)
         if fits(tried):
-            found = _searched(tried, watch)
+            found = _searched(tried, watch, known)
             every = (found.best, *found.others)
             roomy = [each for each in every if not shortages(each.plan, tried.on(each.cluster))]
             if roomy:
@@ -248,15 +251,18 @@ class SearchRun:
     """A search under way."""
 
     def __init__(
-        self, problem: Problem, relaxed: Relaxed | None = None, watch: Watch | None = None
+        self,
+        problem: Problem,
+        relaxed: Relaxed | None = None,
+        watch: Watch | None = None,
+        known: KnownCosts | None = None,
     ) -> None:
         """``relaxed``: of a problem that may do all that this one may, on the same pools."""
         self.problem, self.options, self.relaxed = problem, problem.options, relaxed
         self.cluster, self.samples = problem.cluster, problem.workload.samples
         self.ledger = Ledger(Pruned(), watch=watch or Watch())
         # Costs serve all arrangements of as many pipelines; a group stands beside several others.
-        self._known_costs: Callable[..., Costs] | None = None
-        """Of the same chips, where only what is computed again was asked otherwise."""
+        self.known = known or KnownCosts()
         self._costs = cache(self._costs_of)
         self._alike: Meshes | None = None
         self._meshes = cache(self._meshes_of)
@@ -266,10 +272,7 @@ class SearchRun:
 
     def _costs_of(self, domains: bool, many: int, sites: tuple[int, ...]) -> Costs:
         options = replace(self.options, domains=domains)
-        problem = replace(self.problem, options=options)
-        if self._known_costs is None:
-            return Costs(problem, many, sites)
-        return self._known_costs(domains, many, sites).asked(problem)
+        return self.known.of(replace(self.problem, options=options), many, sites)
 
     def _meshes_of(self, domains: bool, many: int, sites: tuple[int, ...]) -> Meshes:
         found = Meshes(self._costs(domains, many, sites), self._alike)
@@ -388,9 +391,7 @@ class SearchRun:
         """A search of the same chips, otherwise asked, that goes on from what is known here; what
         it finds is found here."""
         same = problem.cluster is self.problem.cluster
-        other = SearchRun(problem, self.relaxed if same else None)
-        if same:
-            other._known_costs = self._costs
+        other = SearchRun(problem, self.relaxed if same else None, known=self.known)
         other.ledger = self.ledger
         yield other
         self._found += other._found
