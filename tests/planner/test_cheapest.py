@@ -89,10 +89,11 @@ def test_what_is_known_of_other_nodes_changes_nothing() -> None:
     """Of more nodes, of fewer, of others in their place, and with another workload."""
     known, first = KnownCosts(), problem((2.5, 1.3), (2, 2))
     near, far = first.cluster.pools
-    slow = replace(first, workload=replace(WORK, samples=32)).on(
-        ClusterView((near, replace(far, network_gbit_s=1.0)))
-    )
-    asked = [first, problem((2.5, 1.3), (1, 1)), first.on(ClusterView((far, near))), slow]
+    slow = first.on(ClusterView((near, replace(far, network_gbit_s=1.0))))
+    short = replace(first, workload=replace(WORK, seq_len=1024))
+    less = replace(first, options=replace(OPTIONS, zero=(0,)))
+    fewer, others = problem((2.5, 1.3), (1, 1)), first.on(ClusterView((far, near)))
+    asked = [first, fewer, others, slow, short, less]
     for each in asked:
         shared, alone = search(each, known=known), search(each)
         assert replace(shared, seconds=0.0) == replace(alone, seconds=0.0)
