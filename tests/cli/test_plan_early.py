@@ -60,6 +60,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--goodput", "--restart", "inf"], "--restart = inf: expected seconds, more than 0"),
         (["--why", "pp=1001 dp=2"], "--why = 1001: expected 1 to 1000 meshes for pp"),
         (["--why", "dp=8 schedule=xyz"], "--why = schedule=xyz: expected no schedule with one"),
+        (["plan.stages=[{dp: 8}]", "--minutes", "1"], "--minutes = 1.0: expected no plan"),
         (["--why", "pp=0"], "--why = 0: expected 1 to 1000 meshes for pp"),
         (
             ["--out", "x.json", "--launch", "--kubernetes", "--cluster", LAB],

@@ -26,6 +26,7 @@ from weft.config.plan_sections import PLAN_WAYS
 from weft.planner.search import NoPlan
 from weft.report.forecast_page import forecast_page
 from weft.resolve.overruled import refuse_without_effect
+from weft.resolve.planned import says_a_plan
 
 SHORT = ("pp", *NAMES, "zero", "recompute", "schedule", "micro")
 """What may be given without the name of a section: equal meshes in one pipeline."""
@@ -256,6 +257,8 @@ def _answer(target: str, overrides: Sequence[str], options: PlanOptions) -> Answ
             refuse_unmeasured(loaded, resolved, busy_s, found.problem)
         return found
     loaded = load_for_cluster(target, overrides)
+    if options.minutes is not None and says_a_plan(loaded):
+        raise ConfigError("--minutes", options.minutes, "no plan beside it", "Nothing is searched.")
     samples, why = loaded.config.batch.samples, options.why
     compared = None if why is None else load_compared(target, overrides, why, samples)
     try:
