@@ -101,8 +101,8 @@ def test_commands_parse(page: Path, here: Path, weft: Weft) -> None:
 
 
 def quickly(words: list[str], shown: str) -> list[str]:
-    """With the first plan that fits where nothing is shown; one node of each kind, and time for
-    them, where many choices would be searched."""
+    """With the first plan that fits where one is searched and nothing is shown; one node of each
+    kind, and time for them, where many choices would be searched."""
     if "--cheapest" in words:
         cluster, within_s = words.index("--cluster") + 1, words.index("--within") + 1
         text, few = re.subn(r"\bnodes: \d+", "nodes: 1", Path(words[cluster]).read_text())
@@ -110,7 +110,10 @@ def quickly(words: list[str], shown: str) -> list[str]:
         Path("few.yaml").write_text(text)
         given = {cluster: "few.yaml", within_s: "10"}
         return [given.get(n, word) for n, word in enumerate(words)]
-    return words if shown or "--cluster" not in words else [*words, "--minutes", "0"]
+    is_given = any(word.startswith("plan.stages=") for word in words)
+    if shown or is_given or "--cluster" not in words:
+        return words
+    return [*words, "--minutes", "0"]
 
 
 def check_call(call: Call) -> None:
