@@ -4,8 +4,8 @@ A part of a cluster, a cluster with less memory or slower links, and a search wi
 bound the answer for the whole from above: chips may be left out.
 
 ``python -m benchmarks.poorer [--clusters 300] [--first SEED] [--nodes 2] [--each N]
-[--journal FILE] [--json]``. With a journal every cluster is one line of it, and those that are
-there already are not planned again.
+[--effort PART] [--journal FILE] [--json]``. With a journal every cluster is one line of it, and
+those that are there already are not planned again.
 """
 
 from __future__ import annotations
@@ -156,10 +156,11 @@ def seconds(found: Found | None) -> float:
     return found.best.time.step_s if found else inf
 
 
-def looked_at(seed: int, most_nodes: int, each: int) -> Row:
-    """One cluster, and those beside it, as one line of a journal."""
+def looked_at(seed: int, most_nodes: int, each: int, part: float = 1.0) -> Row:
+    """One cluster, and those beside it, with a part of the effort, as one line of a journal."""
     begin = perf_counter()
-    whole = drawn(seed, AS_COMMANDS, most_nodes=most_nodes)
+    options = replace(AS_COMMANDS, effort=int(AS_COMMANDS.effort * part))
+    whole = drawn(seed, options, most_nodes=most_nodes)
     every, work = list(compared(whole, seed, each)), whole.workload
     found = every[0].whole
     pools = [
@@ -171,6 +172,7 @@ def looked_at(seed: int, most_nodes: int, each: int) -> Row:
         "seed": seed,
         "nodes": most_nodes,
         "each": each,
+        "effort": part,
         "pools": pools,
         "chips": whole.cluster.world_size,
         "layers": work.spec.num_layers,
@@ -192,16 +194,21 @@ def looked_at(seed: int, most_nodes: int, each: int) -> Row:
     }
 
 
-def look(seeds: Sequence[int], most_nodes: int, each: int, journal: Path | None) -> Iterator[Row]:
+def look(
+    seeds: Sequence[int], most_nodes: int, each: int, part: float, journal: Path | None
+) -> Iterator[Row]:
     """At these clusters, and say how far it is; what a journal holds is taken from it."""
     text = journal.read_text("utf-8") if journal and journal.exists() else ""
     rows = map(json.loads, text.splitlines())
-    known = {(row["seed"], row["nodes"], row.get("each", MOST)): row for row in rows}
+    known = {
+        (row["seed"], row["nodes"], row.get("each", MOST), row.get("effort", 1.0)): row
+        for row in rows
+    }
     worse = 0
     for number, seed in enumerate(seeds, start=1):
-        row = known.get((seed, most_nodes, each))
+        row = known.get((seed, most_nodes, each, part))
         if row is None:
-            row = looked_at(seed, most_nodes, each)
+            row = looked_at(seed, most_nodes, each, part)
             if journal:
                 with journal.open("a", encoding="utf-8") as lines:
                     print(json.dumps(row), file=lines)
@@ -241,11 +248,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--each", type=int, default=MOST, metavar="N", help="poorer ones, at random"
     )
+    parser.add_argument(
+        "--effort", type=float, default=1.0, metavar="PART", help="of what a search may take"
+    )
     parser.add_argument("--journal", type=Path, metavar="FILE", help="lines of JSON; goes on there")
     parser.add_argument("--json", action="store_true", help="rows as JSON")
     asked = parser.parse_args(arguments)
     seeds = range(asked.first, asked.first + asked.clusters)
-    rows = list(look(seeds, asked.nodes, asked.each, asked.journal))
+    rows = list(look(seeds, asked.nodes, asked.each, asked.effort, asked.journal))
     print(json.dumps(rows, indent=2) if asked.json else "\n".join(told(rows)))
 
 
