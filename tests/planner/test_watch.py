@@ -68,6 +68,22 @@ def test_what_is_ended_is_the_best_so_far() -> None:
     assert outlook.helps and all(each.same_plan for each in outlook.helps), "no search after it"
 
 
+def test_searches_that_explain_end_too() -> None:
+    """What one of them has found by then says nothing: that is asked of the plan itself."""
+    found, heard = search(PROBLEM), list[float]()
+
+    def heard_once(_: int, best_s: float) -> None:
+        heard.append(best_s)
+        watch.stop()
+
+    watch = Watch(heard_once)
+    watch.best_s = found.best.time.step_s
+    helps = outlook_of_search(found, PROBLEM, explain=True, watch=watch).helps
+    assert set(heard) == {found.best.time.step_s}, "not of other chips"
+    assert helps and all(each.same_plan for each in helps)
+    assert not any(each.change.startswith("one more node") for each in helps)
+
+
 def test_nothing_fits_in_no_time_either() -> None:
     large = replace(PROBLEM, workload=replace(WORK, spec=SIZES["llama3-70b"]))
     with pytest.raises(NoPlan) as late:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import islice, product
-from math import ceil, floor
+from math import ceil, floor, inf
 
 from weft.cluster.view import ClusterView
 from weft.cost.sent import Way
@@ -18,7 +18,7 @@ from weft.planner.fit import CHECKPOINTING, shortages, smallest_change, without_
 from weft.planner.forecast import Forecast, forecast
 from weft.planner.naming import name_of
 from weft.planner.problem import Problem
-from weft.planner.search import Candidate, Found, search
+from weft.planner.search import Candidate, Found, Watch, search
 from weft.planner.search.choice import LONG
 from weft.planner.search.domains import domains_of_kinds, has_slower_links
 from weft.planner.search.found import MEANING, Reason
@@ -268,35 +268,50 @@ CHANGES: Mapping[str, Callable[[Problem], Problem]] = {
 """Those of which most may be expected come first."""
 
 
-def what_would_help(problem: Problem, best: Candidate, *, searches: int) -> Iterator[Help]:
+def what_would_help(
+    problem: Problem, best: Candidate, *, searches: int, watch: Watch | None = None
+) -> Iterator[Help]:
     """A node more of a kind, more memory, or faster links, one after another: the step then.
 
     Args:
         best: The plan for the chips as they are.
         searches: For so many there is a new plan; further changes are asked of the same plan, with
             more memory also without recomputation.
+        watch: Over the searches; what it ends early says nothing.
     """
+    watch = watch or Watch()
     kept = without_recompute(best.plan)
     hired = price_per_hour(best.cluster)
-    more = list(islice(_nodes_more(problem, best.time.step_s, hired), searches))
+    more = list(islice(_nodes_more(problem, best.time.step_s, hired, watch), searches))
     yield from more
     for number, (name, change) in enumerate(CHANGES.items(), start=len(more)):
         there = change(problem.on(best.cluster))
         plans = [best.plan] + [kept] * (kept != best.plan and not shortages(kept, there))
-        step_s = min(there.time(plan).step_s for plan in plans)
-        if number < searches:
-            step_s = min(step_s, search(change(problem)).best.time.step_s)
+        searched_s = _searched_s(change(problem), watch) if number < searches else inf
+        step_s = min(searched_s, *(there.time(plan).step_s for plan in plans))
         gain = best.time.step_s / step_s - 1
         worth = None if hired is None else gain * hired
-        yield Help(name, step_s, gain, worth, same_plan=number >= searches)
+        yield Help(name, step_s, gain, worth, same_plan=searched_s == inf)
 
 
-def _nodes_more(problem: Problem, best_s: float, hired: float | None) -> Iterator[Help]:
-    """A node more of each kind, with another search."""
+def _searched_s(problem: Problem, watch: Watch) -> float:
+    """What a step of the best plan takes; without end where the search was not ended."""
+    if watch.is_over:
+        return inf
+    found = search(problem, watch=watch.aside())
+    return inf if found.is_cut_short else found.best.time.step_s
+
+
+def _nodes_more(
+    problem: Problem, best_s: float, hired: float | None, watch: Watch
+) -> Iterator[Help]:
+    """A node more of each kind, with another search that was not ended early."""
     for number, pool in enumerate(problem.cluster.pools):
         if not pool.node and pool.site is None:
             larger = problem.on(with_node(problem.cluster, number))
-            step_s = search(larger).best.time.step_s
+            step_s = _searched_s(larger, watch)
+            if step_s == inf:
+                return
             gain, costs = best_s / step_s - 1, price_per_hour(larger.cluster)
             worth = None if hired is None else gain * hired
             more = None if hired is None or costs is None else costs - hired

@@ -28,7 +28,7 @@ from weft.planner.limits import Limits
 from weft.planner.naming import name_of
 from weft.planner.problem import Problem
 from weft.planner.runnable import why_not_run
-from weft.planner.search import Found, NoPlan
+from weft.planner.search import Found, NoPlan, Watch
 from weft.planner.sureness import Sureness, surest
 
 
@@ -179,17 +179,23 @@ def refuse_too_large(plan: Plan, problem: Problem) -> None:
     raise NoPlan(worst.key, f"{worst.need_gib:.1f} GiB", expected, hint)
 
 
-def outlook_of_search(found: Found, problem: Problem, *, explain: bool) -> Outlook:
-    """Of the best plan that a search found, or one that is as fast and surer."""
+def outlook_of_search(
+    found: Found, problem: Problem, *, explain: bool, watch: Watch | None = None
+) -> Outlook:
+    """Of the best plan that a search found, or one that is as fast and surer; further searches
+    explain it, which the watch may end."""
     found, surer = surest(found, problem.knowledge)
     best = found.best
     cast = forecast(best.plan, problem.on(best.cluster), time=best.time)
-    searches = 0 if found.is_cut_short else int(SEARCHING_S / max(found.seconds, 0.01))
+    helps = tuple[Help, ...]()
+    if explain:
+        searches = 0 if found.is_cut_short else int(SEARCHING_S / max(found.seconds, 0.01))
+        helps = tuple(what_would_help(problem, best, searches=searches, watch=watch))
     return Outlook(
         forecast=cast,
         found=found,
         alternatives=tuple(alternatives(found, cast, problem)),
-        helps=tuple(what_would_help(problem, best, searches=searches)) if explain else (),
+        helps=helps,
         surer=surer,
         no_domains=why_no_domains(cast) if explain else "",
     )

@@ -226,7 +226,7 @@ def answer(
         else:
             mix, found = nodes.choose(problem, watch=watch)
             problem = problem.on(mix.cluster)
-        outlook = outlook_of_search(found, problem, explain=explain)
+        outlook = outlook_of_search(found, problem, explain=explain, watch=watch)
         compared = _compared(rival, outlook)
     if nodes is None:
         outlook = replace(outlook, apart=_apart(outlook, problem, sites, watch))

@@ -25,6 +25,10 @@ class Watch:
         if self._tell is not None:
             self._tell(done, best_s)
 
+    def aside(self) -> Watch:
+        """Over a search for something else beside it: ends with this one, whose best stays."""
+        return _Aside(self)
+
     def stop(self) -> None:
         """It was long enough: nothing more is looked at where something fits."""
         self._end = -inf
@@ -33,3 +37,13 @@ class Watch:
     def is_over(self) -> bool:
         """It was long enough."""
         return monotonic() > self._end
+
+
+class _Aside(Watch):
+    def __init__(self, whole: Watch) -> None:
+        super().__init__(lambda done, _: whole.tell(done, whole.best_s))
+        self._whole = whole
+
+    @property
+    def is_over(self) -> bool:
+        return self._whole.is_over
