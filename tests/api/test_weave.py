@@ -212,6 +212,21 @@ def scalar_loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> t
     return squares(model, batch).mean()
 
 
+def test_what_a_loss_returns_is_checked() -> None:
+    """Weights are divided by when all ranks have theirs: gradients through them would lack that."""
+    x = torch.randn(4, 3)
+    model, sgd = model_and_optimizer()
+    for loss, value in (
+        (lambda model, batch: {"loss": model(batch)}, "loss = 'a dict': expected a tensor of"),
+        (lambda model, batch: (model(batch), model(batch), 1), "loss = 'a tuple'"),
+        (lambda model, batch: (model(batch), 1), r"loss = '\(Tensor, int\)'"),
+        (lambda model, batch: (model(batch), model(batch).exp()), r"Take weights.detach\(\)"),
+    ):
+        with pytest.raises(ConfigError, match=value):
+            weft.weave(model, sgd, loss=loss).step(x)
+    weft.weave(model, sgd, loss=lambda model, batch: (model(batch), None)).step(x)
+
+
 def test_refusals_name_the_way_out() -> None:
     x, y = torch.randn(4, 3), torch.zeros(4, 2)
     model, sgd = model_and_optimizer()

@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from weft.api.owned import Owned
 from weft.api.refusals import (
     facts_of,
+    refuse_odd_weights,
     refuse_other_state,
-    refuse_shapes,
     refuse_state,
     refuse_unlike,
     refuse_unlike_batches,
@@ -298,7 +298,7 @@ def weighted_sum(output: Tree, _batch: Tree, /) -> Terms:
     if weights is None:
         count = torch.full((), losses.numel(), dtype=torch.float64, device=losses.device)
         return {"loss": Term(losses.sum(), count)}
-    refuse_shapes(losses, weights)
+    refuse_odd_weights(losses, weights)
     return {"loss": Term((losses * weights).sum(), weights.sum(dtype=torch.float64))}
 
 

@@ -212,8 +212,28 @@ def refuse_unlike_batches(tensors: Iterable[Tensor], comm: Comm) -> None:
             raise ConfigError("batch", value, expected, hint)
 
 
-def refuse_shapes(losses: Tensor, weights: Tensor) -> None:
-    """Broadcasting would count some losses several times."""
+def losses_and_weights(result: Any) -> tuple[Tensor, Tensor | None]:
+    """What a loss returned: losses that are not reduced and, where there are any, their weights."""
+    is_pair = isinstance(result, tuple) and len(result) == 2
+    losses, weights = result if is_pair else (result, None)
+    if not isinstance(losses, Tensor) or not isinstance(weights, Tensor | None):
+        names = ", ".join(type(part).__name__ for part in result) if is_pair else ""
+        value = f"({names})" if is_pair else f"a {type(result).__name__}"
+        hint = "Pass loss=, a function of the model and a batch that returns these."
+        raise ConfigError("loss", value, "a tensor of losses, or (losses, weights)", hint)
+    if losses.ndim == 0:
+        hint = 'Pass reduction="none": Weft takes the mean over the whole job.'
+        raise ConfigError("loss", "a scalar", "losses that are not reduced", hint)
+    return losses, weights
+
+
+def refuse_odd_weights(losses: Tensor, weights: Tensor) -> None:
+    """Broadcasting would count some losses several times; and no gradient goes through what the sum
+    is divided by, which is known only when all ranks have their part."""
+    if weights.requires_grad:
+        expected = "weights without gradients"
+        hint = "Take weights.detach(), or multiply the losses by what is trained."
+        raise ConfigError("loss", "weights that need gradients", expected, hint)
     if weights.shape != losses.shape:
         value = f"losses {list(losses.shape)}, weights {list(weights.shape)}"
         hint = "Make them alike: losses.squeeze(1), weights.unsqueeze(1).expand_as(losses)."

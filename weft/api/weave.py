@@ -29,6 +29,7 @@ from weft.api.engine import (
 )
 from weft.api.refusals import (
     copies_of,
+    losses_and_weights,
     refuse_batch_statistics,
     refuse_odd_gradients,
     refuse_optimizer,
@@ -296,10 +297,7 @@ class _Whole:
         """Losses, and weights where the user gives any."""
         tensors = iter(inputs.values())
         result = self.units[WHOLE](mapped(self._nesting, lambda _: next(tensors)))
-        losses, weights = result if isinstance(result, tuple) else (result, None)
-        if losses.ndim == 0:
-            hint = 'Pass reduction="none": Weft takes the mean over the whole job.'
-            raise ConfigError("loss", "a scalar", "losses that are not reduced", hint)
+        losses, weights = losses_and_weights(result)
         return Output(
             {"losses": losses} if weights is None else {"losses": losses, "weights": weights}
         )
