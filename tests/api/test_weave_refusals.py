@@ -10,6 +10,7 @@ import pytest
 import torch
 from api.scripts import run_script
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import weft
 from weft.api.distributed import join_model, membership_of
@@ -492,3 +493,35 @@ def odd_buffers(address: RankAddress) -> list[bool]:
 def test_buffers_of_every_kind_come_from_rank_0(pool: WorkerPool) -> None:
     for alike in pool.run(odd_buffers, world_size=2):
         assert alike == [True] * len(alike)
+
+
+class TwiceInReentrant(nn.Module):
+    """Each call's gradients come in a backward of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.square = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = checkpoint(self.square, x.requires_grad_(), use_reentrant=True)
+        return x.square()
+
+
+def step_twice_in_reentrant(address: RankAddress) -> str:
+    comm, model = join(address, backend="gloo", device=CPU), TwiceInReentrant()
+    engine = woven(model, torch.optim.SGD(model.parameters(), lr=0.1), comm, loss=total)
+    try:
+        engine.step(torch.ones(4, 3))
+    except ConfigError as error:
+        return str(error)
+    finally:
+        comm.close()
+    return "trained"
+
+
+def test_gradients_in_parts_are_refused(pool: WorkerPool) -> None:
+    """What had come was on its way already."""
+    for said in pool.run(step_twice_in_reentrant, world_size=2):
+        assert said.startswith("square.bias = '2 gradients in 1 backwards'"), said
+        assert "use_reentrant=False" in said

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from weft.comm.comm import Comm, Finish
 from weft.comm.transport import nothing, then
+from weft.config.errors import ConfigError
 from weft.memory.kept import carry, forget, is_apart, pieces_of, zeros
 from weft.parallel.between import INSIDE, BetweenDomains
 from weft.parallel.buckets import Bucket
@@ -139,10 +140,14 @@ class Accumulator:
     def check(self, num_backwards: int) -> None:
         """A gradient that came in two parts of one backward may have missed its reduction."""
         for slot, entry in zip(self.slots, self.bucket.entries, strict=True):
-            assert slot.received <= num_backwards * slot.uses, (
-                f"{entry.held.spec.name}: {slot.received} gradients in {num_backwards} backwards; "
-                "a linear layer whose weight is also used directly cannot wait for its gradient"
-            )
+            if slot.received > num_backwards * slot.uses:
+                raise ConfigError(
+                    entry.held.spec.name,
+                    f"{slot.received} gradients in {num_backwards} backwards",
+                    "one of each",
+                    "Checkpoint with use_reentrant=False, and use a linear layer's weight by its "
+                    "own call only.",
+                )
 
     def reduce(self) -> Finish:
         """Start to sum what came since the last round over all holders of this domain."""
