@@ -11,6 +11,7 @@ from ports import free_port
 from resolve import profiles
 
 from weft.cli.main import run
+from weft.cli.plan import waiting
 from weft.plan.plan import Plan
 from weft.platform.detect import detect_node
 
@@ -41,6 +42,17 @@ def test_a_chosen_plan_trains_and_is_kept(here: Path, capsys: pytest.CaptureFixt
     assert run([*asked, "plan.auto.ranks=1", "train.steps=5"]) == 0
     assert "plan.auto plans again: chips was " in capsys.readouterr().out
     assert plan(here / "mine").world_size == 1
+
+
+def test_how_far_a_search_is(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "SECONDS_BETWEEN_LINES", -1.0)
+    asked = ["train", "tiny.yaml", *SHORT, "plan.auto.ranks=2", "--steps", "1"]
+    assert run([*asked, "--out", "told"]) == 0
+    assert "candidates done" in capsys.readouterr().err
+    assert run([*asked, "--out", "not", "--quiet"]) == 0
+    assert "candidates done" not in capsys.readouterr().err
 
 
 def test_a_measured_machine_is_predicted(

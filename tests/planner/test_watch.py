@@ -84,6 +84,12 @@ def test_searches_that_explain_end_too() -> None:
     assert not any(each.change.startswith("one more node") for each in helps)
 
 
+def test_what_is_over_stays_so() -> None:
+    assert Watch().within(0.0).is_over
+    assert Watch(seconds=0.0).within(60.0).is_over
+    assert not Watch(seconds=60.0).within(60.0).is_over
+
+
 def test_nothing_fits_in_no_time_either() -> None:
     large = replace(PROBLEM, workload=replace(WORK, spec=SIZES["llama3-70b"]))
     with pytest.raises(NoPlan) as late:

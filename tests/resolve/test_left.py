@@ -16,6 +16,8 @@ from weft.config.load import load_config
 from weft.elastic import replan
 from weft.elastic.failure import ANEW
 from weft.elastic.replan import Replans
+from weft.planner.search.found import ENDED_EARLY
+from weft.resolve import left
 from weft.resolve.left import cards_of, plan_for_left
 from weft.resolve.resolve import resolve
 from weft.train.job import Job
@@ -39,6 +41,13 @@ def test_each_rank_stays_on_its_own_card() -> None:
     assert all(0 not in ranks or ranks == (0,) for ranks in meshes), "one kind of chip in a mesh"
     again = plan_for_left(loaded, found.resolved, [1])
     assert again.resolved.cluster.nodes[0].chips == (A100,)
+
+
+def test_what_is_left_waits_for_a_search_so_long_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(left, "SEARCHING_S", -1.0)
+    loaded = load_config("debug", [*BATCH, DEEP])
+    now = resolve(loaded, Cluster(nodes=(MIXED,)))
+    assert ENDED_EARLY in plan_for_left(loaded, now, [1, 2]).resolved.notes
 
 
 def test_plans_of_several_precisions_are_not_planned_again() -> None:

@@ -94,10 +94,12 @@ def _plan(loaded: Loaded, file: Path, num_ranks: int) -> tuple[Plan | None, Sequ
         hint = "The planner plans for the lab's own chips."
         error = ConfigError("plan.auto.cluster", auto.cluster, "null in a lab", hint)
         raise loaded.place(error)
+    from weft.cli.plan.waiting import telling
     from weft.resolve.planned import choose, resources_of_file
 
     try:
-        chosen = choose(loaded.config, resources_of_file(loaded.config, file, detect(), num_ranks))
+        resources = resources_of_file(loaded.config, file, detect(), num_ranks)
+        chosen = choose(loaded.config, resources, watch=telling())
     except ConfigError as error:
         raise loaded.place(error) from error
     return chosen.plan, chosen.notes

@@ -20,6 +20,7 @@ from weft.platform.detect import detect
 from weft.resolve.resolve import Resolved, read_plan, read_plan_file, resolve
 
 if TYPE_CHECKING:
+    from weft.planner.search import Watch
     from weft.resolve.planned import Chosen, Resources
     from weft.resolve.rank_chips import RankChips
 
@@ -36,13 +37,14 @@ class ResolvedRun:
 
 
 def resolved_here(
-    loaded: Loaded, *, out: Path | None = None, may_plan: bool = False
+    loaded: Loaded, *, out: Path | None = None, may_plan: bool = False, quiet: bool = False
 ) -> ResolvedRun:
     """With every rank on this machine.
 
     Args:
         out: The run folder, whose plan is kept where the planner would be asked the same again.
         may_plan: Several accelerators that nobody gave a plan for are the planner's.
+        quiet: Not told how far a search is.
 
     Raises:
         ConfigErrors: something that cannot work, with the place where it was given.
@@ -55,14 +57,14 @@ def resolved_here(
         planned, note = planned_for(loaded, cluster)
         try:
             if note:
-                return _chosen(planned, cluster, out, note)
+                return _chosen(planned, cluster, out, note, quiet=quiet)
         except ConfigErrors as errors:
             (error, *_) = errors.errors
             if isinstance(error, NoPlan):
                 raise
             problem = f"the planner cannot choose a plan for these chips: {error}"
     if loaded.config.plan.auto is not None:
-        return _chosen(loaded, cluster, out)
+        return _chosen(loaded, cluster, out, quiet=quiet)
     resolved = resolve(loaded, cluster, plan=read_plan(loaded), makes=makes_orders(None))
     notes = (*resolved.notes, *filter(None, [problem]))
     return ResolvedRun(resolved=replace(resolved, notes=notes))
@@ -81,20 +83,36 @@ def makes_orders(ranks_here: int | None) -> Callable[[Resolved], Resolved]:
     return made
 
 
-def _chosen(loaded: Loaded, cluster: Cluster, out: Path | None, *notes: str) -> ResolvedRun:
+def _chosen(
+    loaded: Loaded, cluster: Cluster, out: Path | None, *notes: str, quiet: bool
+) -> ResolvedRun:
     """The planner chooses for this machine."""
     from weft.resolve.planned import choose, resources_here
 
     try:
-        chosen = choose(loaded.config, resources_here(loaded.config, cluster), out)
+        resources = resources_here(loaded.config, cluster)
+        chosen = choose(loaded.config, resources, out, watch=_watch(quiet=quiet))
     except ConfigError as error:
         raise loaded.place(error) from error
     resolved = resolve(loaded, cluster, plan=chosen.plan, why=[*notes, *chosen.notes])
     return ResolvedRun(resolved=resolved, chosen=chosen)
 
 
+def _watch(*, quiet: bool) -> Watch:
+    """Over the search of a command, which says how far it is."""
+    from weft.cli.plan.waiting import telling
+    from weft.planner.search import Watch
+
+    return Watch() if quiet else telling()
+
+
 def resolved_among(
-    loaded: Loaded, address: RankAddress, until_joined: ExitStack, *, out: Path | None = None
+    loaded: Loaded,
+    address: RankAddress,
+    until_joined: ExitStack,
+    *,
+    out: Path | None = None,
+    quiet: bool = False,
 ) -> ResolvedRun:
     """As one rank of a job that another launcher started: rank 0 plans for all.
 
@@ -124,7 +142,7 @@ def resolved_among(
         if file is not None:
             _refuse_elsewhere(loaded, file, address, cluster.nodes[0])
         return ResolvedRun(resolved=resolved(None if file is None else file.plan))
-    from weft.comm.agreement import agree
+    from weft.comm.agreement import DECISION_S, agree
     from weft.comm.rendezvous import Rendezvous
     from weft.resolve.planned import Chosen, choose, facts
 
@@ -132,7 +150,8 @@ def resolved_among(
 
     def decide(everyone: Sequence[Mapping[str, Any]]) -> str:
         resources.append(_resources(loaded, cluster, everyone))
-        return choose(loaded.config, resources[0], out).to_json()
+        watch = _watch(quiet=quiet).within(DECISION_S / 2)
+        return choose(loaded.config, resources[0], out, watch=watch).to_json()
 
     try:
         mine = facts(cluster, address.host)
@@ -154,6 +173,7 @@ def resolved_on_nodes(
     *,
     ranks_here: int,
     out: Path | None = None,
+    quiet: bool = False,
 ) -> ResolvedRun:
     """With ranks on the machines that these facts are of, one for each rank that may be there, in
     order. A plan that somebody gave may leave the last ones to spare.
@@ -184,7 +204,7 @@ def resolved_on_nodes(
         return ResolvedRun(resolved=known)
     try:
         resources = resources_of_facts(config, seats[:ranks])
-        chosen = choose(config, resources, out)
+        chosen = choose(config, resources, out, watch=_watch(quiet=quiet))
     except ConfigError as error:
         raise loaded.place(error) from error
     known = resolve(

@@ -129,10 +129,12 @@ def train(target: Target = "demo", overrides: Overrides = None, *, options: Trai
     address = RankAddress.from_environment()
     with ExitStack() as until_joined:
         if address is None:
-            asked = resolved_here(loaded, out=options.out_dir, may_plan=True)
+            asked = resolved_here(loaded, out=options.out_dir, may_plan=True, quiet=options.quiet)
         else:
             _refuse_replan(loaded)
-            asked = resolved_among(loaded, address, until_joined, out=options.out_dir)
+            asked = resolved_among(
+                loaded, address, until_joined, out=options.out_dir, quiet=options.quiet
+            )
         _refuse_idle(loaded)
         resolved = asked.resolved
         if address is None or address.local_rank == 0:
@@ -214,7 +216,9 @@ def _guide(loaded: Loaded, options: TrainOptions, on_node: OnNode, began: float)
         try:
             head.gather(on_node.arrival_s)
             seats = [node.hello.machine for node in head.there for _ in range(node.hello.seats)]
-            asked = resolved_on_nodes(loaded, seats, ranks_here=hello.seats, out=out)
+            asked = resolved_on_nodes(
+                loaded, seats, ranks_here=hello.seats, out=out, quiet=options.quiet
+            )
             resolved = asked.resolved
             warn(resolved.warnings)
             places = first_places(head.there, resolved.plan)

@@ -12,11 +12,20 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.config.sections import Config
 from weft.plan.plan import Plan
-from weft.planner.search import NoPlan
+from weft.planner.search import NoPlan, Watch
 from weft.planner.shares import refuse_unbalanced
 from weft.planner.sites import sites_still, without_lost
-from weft.resolve.planned import Chosen, choose, resources_of_facts, resources_of_ranks
+from weft.resolve.planned import (
+    Chosen,
+    Resources,
+    choose,
+    resources_of_facts,
+    resources_of_ranks,
+)
 from weft.resolve.resolve import Resolved, resolve
+
+SEARCHING_S = 60.0
+"""For a plan of what is left, which is the best by then: meanwhile nothing trains."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,19 +59,24 @@ def plan_for_left(loaded: Loaded, now: Resolved, left: Sequence[int]) -> Left:
     (node,) = cluster.nodes
     try:
         config = asked_again(loaded.config, now.plan)
-        there = resources_of_ranks(config, node, devices)
-        try:
-            chosen = choose(config, there)
-        except NoPlan:
-            if len(there.chips.view.pools) > 1:
-                raise
-            chosen = choose(config, replace(there, may_idle=True))
+        chosen = _chosen(config, resources_of_ranks(config, node, devices))
     except ConfigError as error:
         raise loaded.place(error) from error
     asked = asking_of(loaded, chosen.plan)
     resolved = resolve(asked, cluster, plan=chosen.plan, why=chosen.notes)
     seats = tuple(left[: chosen.plan.world_size])
     return Left(resolved=resolved, seats=seats, why=chosen.notes[0])
+
+
+def _chosen(config: Config, there: Resources) -> Chosen:
+    """With work for all chips, if any such plan fits."""
+    watch = Watch(seconds=SEARCHING_S)
+    try:
+        return choose(config, there, watch=watch)
+    except NoPlan:
+        if len(there.chips.view.pools) > 1:
+            raise
+        return choose(config, replace(there, may_idle=True), watch=watch)
 
 
 def _of_sites(loaded: Loaded, now: Resolved, left: Sequence[int]) -> Left:
@@ -128,13 +142,7 @@ def plan_for_machines(loaded: Loaded, now: Plan, machines: Sequence[Mapping[str,
     """
     try:
         config = asked_again(loaded.config, now)
-        there = resources_of_facts(config, machines)
-        try:
-            return choose(config, there)
-        except NoPlan:
-            if len(there.chips.view.pools) > 1:
-                raise
-            return choose(config, replace(there, may_idle=True))
+        return _chosen(config, resources_of_facts(config, machines))
     except ConfigError as error:
         raise loaded.place(error) from error
 

@@ -24,7 +24,8 @@ from weft.plan.plan import Plan, Precision, StagePlan
 from weft.planner.in_sites import search_in_sites
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.renumber import renumbered
-from weft.planner.search import Found, search
+from weft.planner.search import Found, Watch, search
+from weft.planner.search.found import ENDED_EARLY
 from weft.planner.sureness import surest
 from weft.recompute.asked import check_for_any
 from weft.resolve.kept import ACTIVATIONS
@@ -183,11 +184,18 @@ def _resources(machines: Sequence[Machine], *, may_idle: bool) -> Resources:
     )
 
 
-def choose(config: Config, resources: Resources, folder: Path | None = None) -> Chosen:
+def choose(
+    config: Config,
+    resources: Resources,
+    folder: Path | None = None,
+    *,
+    watch: Watch | None = None,
+) -> Chosen:
     """The plan that the planner chooses.
 
     Args:
         folder: Of the run; where it holds what was chosen for the same question, that is kept.
+        watch: Over the search.
 
     Raises:
         NoPlan: nothing fits.
@@ -199,7 +207,10 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
     if saved is not None and saved.asked == asked:
         return replace(saved, notes=("plan.auto keeps the plan of the run's last start",))
     apart = config.sites if chips.view.sites else None
-    found = search(problem) if apart is None else search_in_sites(problem, apart)
+    if apart is None:
+        found = search(problem, watch=watch)
+    else:
+        found = search_in_sites(problem, apart, watch=watch)
     found, surer = surest(found, problem.knowledge)
     plan = found.best.plan
     if not resources.may_idle:
@@ -332,7 +343,8 @@ def _why(found: Found, chips: RankChips) -> tuple[str, ...]:
     )
     basis = "; ".join(chips.basis)
     way_out = ": run `weft chips profile`" if chips.is_guess else ""
-    return what, f"plan.auto takes rates from {basis}{way_out}"
+    early = (ENDED_EARLY,) if found.is_cut_short else ()
+    return what, *early, f"plan.auto takes rates from {basis}{way_out}"
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -24,23 +24,37 @@ def watched(minutes: float | None) -> Iterator[Watch]:
         yield waiting.watch
 
 
-class _Waiting(Asked):
-    """Says now and then how far a long search is; ends it first, and then the command."""
+def telling() -> Watch:
+    """A watch over a search that says now and then how far it is."""
+    return Watch(_Lines().tell)
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.watch = Watch(self.tell, seconds=seconds)
-        self._said, self._said_ending = monotonic(), False
+
+class _Lines:
+    def __init__(self) -> None:
+        self._said = monotonic()
 
     def tell(self, done: int, best_s: float) -> None:
         """In a line, if the last was long ago."""
-        if self.times and not self._said_ending:  # not by the handler, which may interrupt a line
-            self._said_ending = True
-            err.print("ending the search with the best so far; Ctrl-C again leaves without it")
         if monotonic() - self._said >= SECONDS_BETWEEN_LINES:
             self._said = monotonic()
             best = f", the best takes {best_s:.3g} s a step" if best_s < inf else ""
             err.print(f"searching: {done:,} candidates done{best}", style="dim")
+
+
+class _Waiting(Asked):
+    """Says how far a long search is; ends it first, and then the command."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.watch = Watch(self.tell, seconds=seconds)
+        self._lines, self._said_ending = _Lines(), False
+
+    def tell(self, done: int, best_s: float) -> None:
+        """Not by the handler, which may interrupt a line."""
+        if self.times and not self._said_ending:
+            self._said_ending = True
+            err.print("ending the search with the best so far; Ctrl-C again leaves without it")
+        self._lines.tell(done, best_s)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         before = self.times

@@ -29,6 +29,11 @@ class Watch:
         """Over a search for something else beside it: ends with this one, whose best stays."""
         return _Aside(self)
 
+    def within(self, seconds: float) -> Watch:
+        """It, with so many more seconds at most."""
+        self._end = min(self._end, monotonic() + seconds)
+        return self
+
     def stop(self) -> None:
         """It was long enough: nothing more is looked at where something fits."""
         self._end = -inf
