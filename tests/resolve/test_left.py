@@ -18,7 +18,7 @@ from weft.elastic.failure import ANEW
 from weft.elastic.replan import Replans
 from weft.planner.search.found import ENDED_EARLY
 from weft.resolve import left
-from weft.resolve.left import cards_of, plan_for_left
+from weft.resolve.left import asking_of, cards_of, plan_for_left
 from weft.resolve.resolve import resolve
 from weft.train.job import Job
 
@@ -120,3 +120,21 @@ def test_one_rank_that_is_left_goes_on_though_nobody_is_to_be_balanced() -> None
     assert (left.plan.world_size, left.config.balance) == (1, None)
     assert not left.config.data.balance_documents
     assert loaded.config.data.balance_documents, "asked again of ranks that come back"
+
+
+def test_what_has_no_effect_for_what_is_left_is_asked_again_later(tmp_path: Path) -> None:
+    """Experts that one rank has stay where they are, and nothing is on disk without need; of ranks
+    that come back both may be wanted again."""
+    experts = ["model.experts={count: 4, top_k: 2}", "move_experts={}"]
+    disk = [
+        f"optim.state_folder={tmp_path}",
+        "plan.stages=[{ep: 2, state_tier: disk}]",
+        "batch.micro=2",
+    ]
+    loaded = load_config("debug", [*BATCH, *experts, *disk])
+    now = resolve(loaded, Cluster(nodes=(replace(LAPTOP, chips=(H100, H100)),)))
+    assert now.config.move_experts and now.config.optim.state_folder
+    one = plan_for_left(loaded, now, [1]).resolved
+    assert (one.config.move_experts, one.config.optim.state_folder) == (None, None)
+    on_disk = now.plan.each(lambda stage: replace(stage, recompute="offload_disk"))
+    assert asking_of(loaded, on_disk).config == loaded.config

@@ -17,7 +17,7 @@ from weft.config.load import Loaded
 from weft.elastic.failure import ANEW
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
-from weft.resolve.left import cards_of, plan_for_left, with_chips
+from weft.resolve.left import asking_of, cards_of, plan_for_left, with_chips
 from weft.resolve.memory_here import refuse_too_large
 from weft.resolve.paced import Better, better_plan
 from weft.resolve.peaks import peaks_here
@@ -101,7 +101,8 @@ class Replans:
         Raises:
             ConfigErrors: the plan does not fit this machine.
         """
-        resolved = resolve(self._loaded, self._machine, plan=better.plan, why=["planned again"])
+        loaded = asking_of(self._loaded, better.plan)
+        resolved = resolve(loaded, self._machine, plan=better.plan, why=["planned again"])
         refuse_move(self._loaded, resolved, self.job.plan)
         before = self.job.plan
         words = self._take(resolved, better.seats, better)

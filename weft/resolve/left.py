@@ -11,7 +11,9 @@ from weft.cluster.cluster import Cluster
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.config.sections import Config
+from weft.config.values import Section
 from weft.plan.plan import Plan
+from weft.planner.expert_places import refuse_idle_moves
 from weft.planner.search import NoPlan, Watch
 from weft.planner.shares import refuse_unbalanced
 from weft.planner.sites import sites_still, without_lost
@@ -23,6 +25,7 @@ from weft.resolve.planned import (
     resources_of_ranks,
 )
 from weft.resolve.resolve import Resolved, resolve
+from weft.resolve.tiers import has_files
 
 SEARCHING_S = 60.0
 """For a plan of what is left, which is the best by then: meanwhile nothing trains."""
@@ -54,11 +57,10 @@ def plan_for_left(loaded: Loaded, now: Resolved, left: Sequence[int]) -> Left:
     """
     if now.plan.sites:
         return _of_sites(loaded, now, left)
-    loaded = asking_of(loaded, now.plan)
     cluster, devices = _chips_of(now, left)
     (node,) = cluster.nodes
     try:
-        config = asked_again(loaded.config, now.plan)
+        config = asked_again(loaded.config.model_copy(update={"sites": None}), now.plan)
         chosen = _chosen(config, resources_of_ranks(config, node, devices))
     except ConfigError as error:
         raise loaded.place(error) from error
@@ -103,8 +105,9 @@ def sites_left(now: Plan, left: Sequence[int]) -> tuple[Plan, str, tuple[int, ..
 
 
 def asking_of(loaded: Loaded, plan: Plan) -> Loaded:
-    """What has an effect still with a plan for fewer ranks: of the sites those that it has, and a
-    balance where there are several to balance."""
+    """What has an effect still with another plan: of the sites those that it has, a balance where
+    there are several to balance, moves of experts that are divided, and a folder for what is on
+    disk."""
     from weft.data.even import refuse_one_part  # which imports numpy
 
     config = loaded.config
@@ -112,7 +115,13 @@ def asking_of(loaded: Loaded, plan: Plan) -> Loaded:
     if data.balance_documents and _refuses(partial(refuse_one_part, seq_len=data.seq_len), plan):
         data = data.model_copy(update={"balance_documents": False})
     balance = None if _refuses(refuse_unbalanced, plan) else config.balance
-    still = {"sites": sites_still(config.sites, plan), "balance": balance, "data": data}
+    moves, optim = config.move_experts, config.optim
+    if moves and _refuses(partial(refuse_idle_moves, copies=moves.replicate), plan):
+        moves = None
+    if optim.state_folder and not has_files(plan):
+        optim = optim.model_copy(update={"state_folder": None})
+    still: dict[str, Section | None] = {"sites": sites_still(config.sites, plan)}
+    still |= {"balance": balance, "data": data, "move_experts": moves, "optim": optim}
     return replace(loaded, config=config.model_copy(update=still))
 
 

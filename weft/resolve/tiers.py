@@ -12,7 +12,7 @@ from weft.config.plan_sections import StageConfig
 from weft.config.sections import Config
 from weft.memory.tiers import keeps_apart
 from weft.optim.registry import is_by_element
-from weft.plan.plan import Plan, Precision, Recompute, StagePlan
+from weft.plan.plan import Plan, Precision, Recompute
 from weft.precision.registry import PRECISIONS
 from weft.precision.roles import Tier
 from weft.recompute.asked import check_asked, kept_off_host, offloads
@@ -110,8 +110,8 @@ def refuse_tiers(plan: Plan, config: Config) -> None:
         raise ConfigError("optim.state_tier", "host", "device or disk on processors", hint)
     _refuse_params(plan, optim)
     _refuse_offload(plan, config)
-    experts = _tiers_of_experts(plan, optim)
-    kept = [*map(_in_files, plan.stages()), *experts]
+    _refuse_experts(plan, optim)
+    kept: list[Tier] = ["disk"] if has_files(plan) else []
     _refuse_folder(optim, kept, is_open=config.plan.auto is not None)
     if len(apart) > 1 and not is_by_element(optim):
         hint = f"{optim.kind} takes the same parameters on all ranks at a time."
@@ -128,19 +128,20 @@ def _refuse_params(plan: Plan, optim: OptimConfig) -> None:
         raise ConfigError("optim.param_tier", "host", "device or disk on processors", hint)
 
 
-def _in_files(place: tuple[int, int, StagePlan]) -> Tier:
-    """The disk, where a stage keeps anything there."""
-    stage = place[2]
-    kept = "disk" in (stage.state_tier, stage.param_tier)
-    return "disk" if kept or offloads(stage.recompute, None, "disk") else "device"
+def has_files(plan: Plan) -> bool:
+    """A stage keeps something on disk."""
+    return any(
+        "disk" in (stage.state_tier, stage.param_tier, stage.expert_tier)
+        or offloads(stage.recompute, None, "disk")
+        for _, _, stage in plan.stages()
+    )
 
 
-def _tiers_of_experts(plan: Plan, optim: OptimConfig) -> set[Tier]:
+def _refuse_experts(plan: Plan, optim: OptimConfig) -> None:
     experts = {stage.expert_tier for _, _, stage in plan.stages()}
     if optim.expert_tier == "host" and experts == {"device"}:
         hint = "A processor's memory is the host's: nothing would be gained."
         raise ConfigError("optim.expert_tier", "host", "device or disk on processors", hint)
-    return experts
 
 
 def _refuse_offload(plan: Plan, config: Config) -> None:
