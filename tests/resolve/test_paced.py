@@ -113,6 +113,14 @@ def test_a_mesh_goes_at_the_pace_of_its_slowest(machine: Node) -> None:
     assert better_plan(loaded, now, (1.0, 3.0)).now_s == pytest.approx(whole)
 
 
+def test_a_pipeline_that_divides_its_head_keeps_its_order(machine: Node) -> None:
+    """None is made for parts of the head, whatever its ranks' paces."""
+    head = ("plan.stages=[{layers: 1}, {}]", "plan.head=[1, 3]")
+    loaded, now = asked(machine, *head, "model.num_layers=2", "batch.micro=1")
+    better = better_plan(loaded, now, (1.0, 1.0))
+    assert better.step_s <= better.now_s
+
+
 WIDE = [
     *["model.num_layers=2", "model.d_model=256", "model.d_ff=1024", "model.d_head=64"],
     *["model.num_heads=4", "model.num_kv_heads=4"],

@@ -30,6 +30,7 @@ def with_made_orders(
 ) -> Candidate:
     """The candidate with orders for its pipelines that save most time in the room that their chips
     have: the slowest first, as long as that saves time, or a plan fits for which there was no room.
+    None is made for parts of the head.
 
     Args:
         only: Numbers of the pipelines whose order may be another; None: all.
@@ -45,6 +46,8 @@ def with_made_orders(
         if only is not None and slowest not in only:
             return best
         pipeline = best.plan.pipelines[slowest]
+        if pipeline.heads:
+            return best
         fits = have_room(best.plan, problem, best.memory)
         making = _making(best, slowest, problem, fits=fits)
         made = make(making if lists else replace(making, names=(pipeline.schedule,)))
