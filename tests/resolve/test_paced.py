@@ -90,6 +90,16 @@ def test_a_slow_rank_gets_less(machine: Node) -> None:
     assert better.now_s / better.step_s == pytest.approx(2.0, rel=0.05)
 
 
+def test_no_plan_is_taken_under_which_ranks_cannot_be_watched(machine: Node) -> None:
+    """One of which the slow rank has a third of the heads would be fastest."""
+    heads = ("model.d_model=48", "model.d_ff=96", "model.num_heads=6", "model.num_kv_heads=6")
+    dp = ("plan.stages=[{dp: 2}]", "batch.samples=2", "batch.micro=2", *heads)
+    for alarm, has_any in (("warn", True), ("replan", False)):
+        loaded, now = asked(machine, *dp, "model.d_head=8", f"recovery.alarm={alarm}")
+        better = better_plan(loaded, now, (2.0, 1.0))
+        assert better.plan.has_unlike_shares == has_any, better.plan
+
+
 def test_a_rank_that_is_well_again_gets_its_part_back(machine: Node) -> None:
     loaded, now = flat(machine, 12, 4)
     better = better_plan(loaded, now, (1.0, 1.0))

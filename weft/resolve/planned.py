@@ -328,7 +328,8 @@ def options_asked(config: Config) -> Options:
         border=config.plan.border or "",
         border_between=config.plan.border_between,
         in_flight=True,
-        unlike_meshes=True,
+        # Who watches each rank has to know what it should take, which is not predicted of these.
+        unlike_meshes=config.recovery.alarm != "replan",
         cuts_layers=True,
         divides_heads=True,
     )
