@@ -385,16 +385,17 @@ def every_pipeline(
     for chosen in product(*choices):
         ranks_samples = ways if len(pools) > 1 else {chosen[0].dp}
         for micro in range(1, samples + 1):
-            if _worth_having(chosen, micro, ranks_samples):
+            if _worth_having(chosen, micro, ranks_samples, is_all=micro == samples):
                 for order in permutations(chosen):
                     levels = list(_levels(order, shared=shared, apart=apart))
                     yield from every_way(order, micro, samples, num_layers, levels, schedules)
 
 
-def _worth_having(sections: Sequence[Section], micro: int, ways: set[int]) -> bool:
-    """Some rank has a power of two of samples, and with no rank less all would have more."""
+def _worth_having(sections: Sequence[Section], micro: int, ways: set[int], *, is_all: bool) -> bool:
+    """Some rank has a power of two of samples, or an equal part of all (``is_all``), and with no
+    rank less all would have more."""
     each = {micro // dp for dp in ways if micro % dp == 0}
-    if not each & {1, 2, 4, 8, 16}:
+    if not each & ({*each} if is_all else {1, 2, 4, 8, 16}):
         return False
     for _, dp, _, _ in sections:
         if dp > micro or (dp > 1 and -(-micro // dp) == -(-micro // (dp - 1))):

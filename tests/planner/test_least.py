@@ -33,6 +33,19 @@ def test_of_few_like_chips_the_bound_is_near_what_is_found(chips: int, most: flo
     assert found.gap is not None and 0 <= found.gap < most
 
 
+@pytest.mark.parametrize("samples", [3, 7, 12])
+def test_no_number_of_samples_in_a_microbatch_is_faster(samples: int) -> None:
+    """Whatever a person asks for: of one mesh the fewest microbatches that there is room for."""
+    few = on(pool("A10", 1, 2), samples=samples)
+    work = replace(few.workload, seq_len=128, spec=replace(few.workload.spec, num_layers=2))
+    found = search(replace(few, workload=work))
+    for micro in range(1, samples + 1):
+        asked = replace(few.options, micros=(micro,))
+        there = search(replace(few, workload=work, options=asked)).best.time.step_s
+        assert found.bound_s <= found.best.time.step_s * (1 + 1e-6)
+        assert found.best.time.step_s <= there * (1 + 1e-6), micro
+
+
 def test_chips_bound_a_step_by_what_they_could_do_together() -> None:
     """By hand: rates add up where both have room for everything; embedding and head may all be on
     the kind that is better at them, beside layers."""

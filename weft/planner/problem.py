@@ -65,7 +65,8 @@ class Options:
     max_split: int | None = None
     """Into how many parts an axis may divide layers; None is all chips of a node."""
     micros: tuple[int, ...] | None = None
-    """Samples of a microbatch that one rank may take; None is every power of two."""
+    """Samples of a microbatch that one rank may take; None is every power of two, and all of
+    its own."""
     schedules: tuple[ScheduleName, ...] = field(default_factory=by_preference)
     """For pipelines of several meshes. Of plans that take as long, the first here is chosen."""
     recompute: tuple[Recompute, ...] = ("off", "full")

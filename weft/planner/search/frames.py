@@ -27,7 +27,7 @@ from weft.planner.search.choice import (
 )
 from weft.planner.search.crossings import Crossings
 from weft.planner.search.found import ReasonKind
-from weft.planner.search.meshes import ALL_UP_TO, Meshes, Unit, powers
+from weft.planner.search.meshes import ALL_UP_TO, Meshes, Unit, powers, sizes
 from weft.schedules.registry import SCHEDULES
 from weft.simulate.play import last_size
 
@@ -122,8 +122,7 @@ class Space:
     def micros(self, pools: Sequence[int]) -> list[int]:
         """Microbatches that give some ranks a number of samples that options allow."""
         ways = {section.ways for pool in pools for section in self._placed(pool)}
-        each = self.options.micros or powers(self.samples)
-        every = sorted({n * b for n, b in product(ways, each) if n * b <= self.samples})
+        every = sorted({n * b for n in ways for b in self._each(n) if n * b <= self.samples})
         if len(every) <= MOST_MICROS:
             return every
         even = [micro for micro in every if self.samples % micro == 0]
@@ -135,12 +134,11 @@ class Space:
 
         Every rank has as many samples.
         """
-        each = self.options.micros or powers(self.samples)
         for placed in self._placed(pool):
             inner, ways = inner_of(placed.axes), placed.ways
             carried_s = self.crossings.inside_s(placed)
             first: Frame | None = None
-            for b, recompute in product(each, self.options.recompute):
+            for b, recompute in product(self._each(ways), self.options.recompute):
                 micro = ways * b
                 if micro > self.samples:
                     continue
@@ -156,6 +154,10 @@ class Space:
                 first = first or self._frame(0.0, micro, (section,), (), [unit])
                 like = first._replace(micro=micro, sections=(section,), rough=True)
                 yield self._promising(like, least_s / micro, unit)
+
+    def _each(self, ways: int) -> Sequence[int]:
+        """Samples of a rank in a microbatch; of several options some may be too many."""
+        return self.options.micros or sizes(self.samples, ways)
 
     def refined(self, frame: Frame) -> Frame:
         """The same one, of one kind of chip, with what a step does once."""

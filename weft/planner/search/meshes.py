@@ -293,6 +293,13 @@ def powers(most: int) -> list[int]:
     return [2**n for n in range(most.bit_length()) if 2**n <= most]
 
 
+def sizes(samples: int, ways: int) -> list[int]:
+    """Samples of a microbatch that each of so many ranks may have: powers of two, and all of its
+    own, where every rank has as many."""
+    own = samples // ways
+    return sorted({*powers(own), *([] if samples % ways else [own])})
+
+
 def some_parts(micro: int) -> list[int]:
     """Samples that a rank may have of a microbatch."""
     if micro <= 2 * ALL_UP_TO:

@@ -160,7 +160,8 @@ class Kinds:
     def _deep(self, pool: int) -> Iterator[Deep]:
         """Every depth and way to divide layers, with samples on as many ranks as there are."""
         options, chips = self.problem.options, self.costs.pools[pool].num_chips
-        each = options.micros or powers(self.samples)
+        whole = {self.samples // n for n in range(1, self.samples + 1) if self.samples % n == 0}
+        each = options.micros or sorted({*powers(self.samples), *whole})
         for inner, b, recompute in product(self.meshes.inner(pool), each, options.recompute):
             group, samples = num_ranks(inner), b * share(inner, "samples")
             for many in self.meshes.counts(chips // group):

@@ -28,7 +28,7 @@ from weft.planner.search.again import MODES_APART
 from weft.planner.search.choice import SAMPLES
 from weft.planner.search.domains import have_room, lacking
 from weft.planner.search.found import Candidate
-from weft.planner.search.meshes import powers
+from weft.planner.search.meshes import sizes
 from weft.planner.search.united import unlike_groups
 from weft.planner.whole_blocks import cut_block
 from weft.schedules.registry import SCHEDULES
@@ -104,7 +104,7 @@ class _FewKinds:
                 continue
             for stages in (n for n in range(1, min(many, most) + 1) if many % n == 0):
                 copies = many // stages
-                micros = [copies * n for n in options.micros or powers(work.samples // copies)]
+                micros = [copies * n for n in options.micros or sizes(work.samples, copies)]
                 levels = options.zero if copies > 1 else options.zero[:1]
                 for rest in product(modes, micros, levels):
                     yield _Asked(meshes, stages, *rest)

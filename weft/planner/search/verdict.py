@@ -27,7 +27,7 @@ from weft.planner.search.choice import (
 from weft.planner.search.costs import Costs
 from weft.planner.search.found import Reason
 from weft.planner.search.frames import Space
-from weft.planner.search.meshes import Meshes, powers
+from weft.planner.search.meshes import Meshes, sizes
 from weft.planner.search.route import Route
 from weft.planner.search.splits import explore, too_slow
 from weft.schedules.registry import SCHEDULES
@@ -194,7 +194,8 @@ def _refuse_outside(line: Line, costs: Costs) -> None:
         if used_part(pool, section.num_chips, section.together) is None:
             raise OutsideError(f"{section.num_chips} chips do not fill nodes evenly")
     if line.micro not in _micros(line, costs):
-        words = "a rank has a power of two of samples there" if options.micros is None else ""
+        words = "a rank has a power of two of samples there, or all of its own"
+        words = words if options.micros is None else ""
         raise OutsideError(words or f"ranks were kept to {options.micros} samples")
 
 
@@ -208,8 +209,8 @@ def _refuse_more_parts(section: Section, parts: int) -> None:
 def _micros(line: Line, costs: Costs) -> Sequence[int]:
     """Microbatches that are tried with its chips."""
     if len(line.sections) == 1:
-        each = costs.options.micros or powers(line.samples)
-        return [line.sections[0].ways * samples for samples in each]
+        ways = line.sections[0].ways
+        return [ways * n for n in costs.options.micros or sizes(line.samples, ways)]
     space = Space(Meshes(costs), line.samples, line.samples)
     return space.micros([section.pool for section in line.sections])
 
