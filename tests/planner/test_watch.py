@@ -4,6 +4,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from planner.told import Told
 
 from weft.cluster.cluster import catalogue
 from weft.cluster.view import ChipPool, ClusterView
@@ -21,19 +22,6 @@ POOLS = tuple(ChipPool(chip=catalogue()[name], num_nodes=1, chips_per_node=2) fo
 WORK = Workload(spec=SIZES["llama3.2-1b"], seq_len=2048, samples=32)
 OPTIONS = Options(schedules=("1f1b",), recompute=("full",), zero=(1,), effort=20_000)
 PROBLEM = Problem(WORK, ClusterView(POOLS), options=OPTIONS)
-
-
-class Told(Watch):
-    """Keeps what it is told; ends with the first step that is at most so long."""
-
-    def __init__(self, until_s: float = 0.0) -> None:
-        super().__init__(self.hear)
-        self.until_s, self.heard = until_s, list[tuple[int, float]]()
-
-    def hear(self, done: int, best_s: float) -> None:
-        self.heard.append((done, best_s))
-        if best_s <= self.until_s:
-            self.stop()
 
 
 def test_all_of_a_search_is_told() -> None:
