@@ -311,8 +311,23 @@ def test_odd_linear_layers_are_computed_as_they_are(middle: list[Layer], pool: W
 
 
 def test_a_weight_that_is_read_besides_is_never_summed_wrongly(pool: WorkerPool) -> None:
-    with pytest.raises(Exception, match=r"layers\.1\.inner\.weight: 6 gradients in 3 backwards"):
+    with pytest.raises(Exception, match=r"layers\.1\.inner\.weight = '6 gradients in 3 backw"):
         pool.run(train_odd, [Layer(ReadsWeight)], "zb-v", world_size=2)
+
+
+class CutsGraph(nn.Linear):
+    """Nothing before it is trained."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.detach())
+
+
+def test_a_cut_graph_is_refused_behind_the_first_stage(pool: WorkerPool) -> None:
+    """Weights before it would decay, as gradients that are none would come as zeros."""
+    with pytest.raises(Exception, match=r"stages\[1\] = 'none': expected gradients of what it"):
+        pool.run(train_odd, [Layer(CutsGraph, 8, 8)], "zb-v", world_size=2)
+    whole = pool.run(train_odd, [Layer(CutsGraph, 8, 8)], "1f1b", world_size=2)
+    assert whole[0][-1] < whole[0][0], "inside a stage it is"
 
 
 class Doubles(nn.Module):

@@ -15,6 +15,7 @@ from torch import Tensor
 from weft.comm.comm import Comm
 from weft.comm.memory import ReusedMemory
 from weft.comm.spans import span
+from weft.config.errors import ConfigError
 from weft.nn.stage import (
     Begun,
     MicroBatch,
@@ -348,6 +349,11 @@ class Executor:
             self._differentiate(kept, action)
         if self._work is not None:
             self._weight_jobs[key] = self._work.take()
+        if kept.given and all(tensor.grad is None for tensor in kept.given.values()):
+            expected = "gradients of what it takes"
+            hint = "Freeze all before what cuts the graph, or end the first stage behind it: "
+            hint += "gradients that are none would be zeros there."
+            raise ConfigError(f"stages[{action.stage}]", "none", expected, hint)
         for number, way in self._crossings.given(action):
             grads = {
                 name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
