@@ -122,18 +122,6 @@ def test_a_vocabulary_that_is_asked_for_is_kept(capsys: pytest.CaptureFixture[st
     assert isinstance(model, dict) and model["parameters"] == 8_030_261_248 - 2 * 124_160 * 4096
 
 
-def test_people_read_why(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "demo", *MODEL, *NARROW, *BOX, "--explain"]) == 0
-    text = capsys.readouterr().out
-    for words in ("8.0 B parameters", "predicted: ", "what limits it:", "what would help:"):
-        assert words in text
-    short = text.partition("in short:\n")[2].splitlines()
-    assert short[0].startswith("  slowest: ") and "no plan can take less than" in short[-1]
-    assert any(line.startswith("  one more node of 8 x ") for line in short) and len(short) < 10
-    assert "plans considered in" in text and "memory x 2: " in text
-    assert "8 of 8 chips: 1 x 8 H100-SXM5-80GB" in text
-
-
 def _lines(cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     file = tmp_path / "c.yaml"
     file.write_text(cluster)
