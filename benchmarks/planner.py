@@ -1,4 +1,5 @@
-"""How long the planner searches, and in how much memory: 10,000 chips of three kinds, and 64.
+"""How long the planner searches, and in how much memory: 10,000 chips of three kinds, 100,000 of
+five, and 64.
 
 ``python -m benchmarks.planner [--json]``. Each search runs in a process of its own.
 """
@@ -33,6 +34,9 @@ class Case:
 CASES = {
     "10k-chips": Case(
         cluster="mix-10k", size="llama3-405b", seq_len=8192, samples=2048, seconds=10.0
+    ),
+    "100k-chips": Case(
+        cluster="mix-100k", size="llama3-405b", seq_len=8192, samples=8192, seconds=60.0
     ),
     "64-chips": Case(cluster="nodes-64", size="llama3-70b", seq_len=8192, samples=256, seconds=1.0),
 }
