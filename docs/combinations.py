@@ -153,7 +153,7 @@ REFUSALS = (
         "layers have to add up to the model's",
     ),
     Refusal(
-        ("plan.stages=[{tp: 3}, {}]",), "plan.stages[0].tp", "three ranks cannot share 4 heads"
+        ("plan.stages=[{tp: 3}, {}]",), "plan.stages[0].tp", "three ranks cannot share 2 key heads"
     ),
     Refusal(
         ("plan.stages=[{cp: 3}]",), "plan.stages[0].cp", "six parts of 128 tokens are not equal"
