@@ -27,7 +27,7 @@ from weft.planner.search.choice import (
 )
 from weft.planner.search.crossings import Crossings
 from weft.planner.search.found import ReasonKind
-from weft.planner.search.meshes import ALL_UP_TO, Meshes, Unit, powers, sizes
+from weft.planner.search.meshes import ALL_UP_TO, Meshes, Unit, divisors, powers, sizes
 from weft.schedules.registry import SCHEDULES
 from weft.simulate.play import last_size
 
@@ -366,7 +366,7 @@ class Space:
     @cached_property
     def _divisors(self) -> list[int]:
         """Of the samples."""
-        return [n for n in range(1, self.samples + 1) if self.samples % n == 0]
+        return divisors(self.samples)
 
 
 @lru_cache(maxsize=1 << 8)

@@ -293,6 +293,11 @@ def powers(most: int) -> list[int]:
     return [2**n for n in range(most.bit_length()) if 2**n <= most]
 
 
+def divisors(number: int) -> list[int]:
+    """Lowest first."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
 def sizes(samples: int, ways: int) -> list[int]:
     """Samples of a microbatch that each of so many ranks may have: powers of two, and all of its
     own, where every rank has as many."""

@@ -24,7 +24,7 @@ from weft.planner.problem import Problem
 from weft.planner.search.choice import Section, mesh_axes, near_ranks, num_ranks
 from weft.planner.search.costs import KnownCosts
 from weft.planner.search.frames import Space
-from weft.planner.search.meshes import Meshes, powers
+from weft.planner.search.meshes import Meshes, divisors, powers
 from weft.schedules.registry import SCHEDULES
 
 
@@ -160,8 +160,7 @@ class Kinds:
     def _deep(self, pool: int) -> Iterator[Deep]:
         """Every depth and way to divide layers, with samples on as many ranks as there are."""
         options, chips = self.problem.options, self.costs.pools[pool].num_chips
-        whole = {self.samples // n for n in range(1, self.samples + 1) if self.samples % n == 0}
-        each = options.micros or sorted({*powers(self.samples), *whole})
+        each = options.micros or sorted({*powers(self.samples), *divisors(self.samples)})
         for inner, b, recompute in product(self.meshes.inner(pool), each, options.recompute):
             group, samples = num_ranks(inner), b * share(inner, "samples")
             for many in self.meshes.counts(chips // group):

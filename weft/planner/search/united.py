@@ -25,7 +25,7 @@ from weft.planner.search.again import MODES_APART
 from weft.planner.search.choice import SAMPLES
 from weft.planner.search.domains import have_room
 from weft.planner.search.found import Candidate
-from weft.planner.search.meshes import powers
+from weft.planner.search.meshes import divisors, powers
 
 FEW_CHIPS = 16
 """Of a mesh, up to which it is looked at."""
@@ -86,11 +86,10 @@ class _Asked(NamedTuple):
 def _best(problem: Problem) -> Candidate | None:
     """The fastest on all of a problem's chips."""
     work, options, mesh = problem.workload, problem.options, _United(problem)
-    micros = [n for n in range(1, work.samples + 1) if work.samples % n == 0]
     every = product(
         [level for level in options.zero if level],
         options.recompute + MODES_APART * options.mixed_recompute,
-        sorted({*micros, *powers(work.samples)}),
+        sorted({*divisors(work.samples), *powers(work.samples)}),
     )
     best: Candidate | None = None
     for zero, recompute, micro in every:

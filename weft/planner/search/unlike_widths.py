@@ -28,7 +28,7 @@ from weft.planner.search.again import MODES_APART
 from weft.planner.search.choice import SAMPLES
 from weft.planner.search.domains import have_room, lacking
 from weft.planner.search.found import Candidate
-from weft.planner.search.meshes import sizes
+from weft.planner.search.meshes import divisors, sizes
 from weft.planner.search.united import unlike_groups
 from weft.planner.whole_blocks import cut_block
 from weft.schedules.registry import SCHEDULES
@@ -137,7 +137,7 @@ class _FewKinds:
         if len(counts) == 1 or any(other != counts for other in others):
             return
         most = gcd(*counts.values())
-        for apart in (n for n in range(1, most + 1) if most % n == 0):
+        for apart in divisors(most):
             yield tuple(
                 tuple(tuple(ranks[n::apart]) for _, ranks in sorted(kinds.items()))
                 for kinds in nodes.values()
