@@ -76,15 +76,18 @@ def lightest(
 
     What a position keeps changes no other's memory: each takes what is fastest for itself.
     """
-    fastest: dict[Where, tuple[float, str, int]] = {}
+    fastest: dict[Where, tuple[float, str, int]] = dict.fromkeys(places, (inf, "", 0))
     waiting = [f"{base}+{OFFLOAD}".removeprefix("+") for base in _bases()] if hosts else []
-    for base in (*_bases(), *waiting):
+    none = dict.fromkeys(places, 0)
+    least = {base: seconds(_mixed(plan, dict.fromkeys(places, base), none)) for base in _bases()}
+    for base in (*sorted(least, key=lambda base: sum(least[base].values())), *waiting):
+        if base in least and all(least[base][where] > fastest[where][0] for where in places):
+            continue  # with layers made again as a whole it takes longer still
         layers = _fewest(plan, places, base, fits)
         taken = seconds(_mixed(plan, dict.fromkeys(places, base), layers))
         worth = _WORTH if base in waiting else 1.0
         for where, count in layers.items():
-            so_far = fastest.get(where, (inf, "", 0))
-            fastest[where] = min(so_far, (worth * taken[where], base, count))
+            fastest[where] = min(fastest[where], (worth * taken[where], base, count))
     chosen = {where: base for where, (_, base, _) in fastest.items()}
     return _mixed(plan, chosen, {where: count for where, (_, _, count) in fastest.items()})
 
