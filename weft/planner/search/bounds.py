@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import floor
-from typing import NamedTuple
 
 from weft.cost.times import BorderTimes
 from weft.plan.plan import ScheduleName
 from weft.planner.search.choice import Line
 from weft.planner.search.costs import Costs, Held, Rank
+from weft.planner.search.slopes import MeshTimes, Slope
 from weft.schedules.registry import SCHEDULES
 from weft.simulate.play import last_size
 
@@ -25,26 +25,6 @@ _SLACK = 1e-9
 
 MANY = 1 << 20
 """Layers; more than any model has."""
-
-
-class Slope(NamedTuple):
-    """Seconds: at no layers, and of each layer."""
-
-    base: float
-    each: float
-
-    def at(self, layers: float) -> float:
-        return self.base + self.each * layers
-
-    def times(self, many: float) -> Slope:
-        return Slope(many * self.base, many * self.each)
-
-    def plus(self, other: Slope) -> Slope:
-        return Slope(self.base + other.base, self.each + other.each)
-
-    def after(self, seconds: float) -> Slope:
-        """That begins so much later."""
-        return Slope(self.base + seconds, self.each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +47,6 @@ class Bounds:
             return -1
         most = min((within - slope.base) / slope.each for slope in self.slopes[mesh])
         return max(floor(min(most, MANY)), -1)
-
-
-class MeshTimes(NamedTuple):
-    """Seconds of a full microbatch on one mesh, all its stages together."""
-
-    forward: Slope
-    back: Slope
-    """Of the input's gradient, where backward is in halves; else all of it."""
-    whole: Slope
-    first_forward: float
-    """Of its first stage without layers; and the backward."""
-    first_back: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +106,6 @@ class _Way:
             there_s, back_s = border.of_sizes(size)
             self.down.append(self.down[-1] + forward + there_s + border.latency_s)
             self.up.append(self.up[-1] + back + back_s + border.latency_s)
-        self._own: dict[tuple[int, int], tuple[Slope, Slope]] = {}
         self.through: float | None = None
         """Seconds of a microbatch through all meshes and back, where none overtakes another."""
         if flow.line.schedule in ("1f1b", "gpipe"):
@@ -147,27 +114,16 @@ class _Way:
             known = sum(m.whole.each * n for m, n in zip(lasts, least, strict=True))
             self.through = sum(m.whole.base for m in lasts) + max(fewest, known) + borders
 
-    def own(self, mesh: MeshTimes, last: MeshTimes, before: int) -> tuple[Slope, Slope]:
-        """All that a mesh does, and that without weight gradients; most are alike."""
-        key = id(mesh), id(last)
-        if key not in self._own:
-            early, ends = mesh.forward.plus(mesh.back), last.forward.plus(last.back)
-            self._own[key] = (
-                mesh.whole.times(before).plus(last.whole),
-                early.times(before).plus(ends),
-            )
-        return self._own[key]
-
 
 def _alone(way: _Way, p: int, mesh: MeshTimes, last: MeshTimes, before: int) -> Iterator[Slope]:
     """All that a mesh does itself, between the way down and the way up."""
     there, back = way.down[p], way.up[p]
-    whole, early = way.own(mesh, last, before)
+    whole = mesh.whole.then(before, last.whole)
     if not way.splits:
         yield whole.after(there + back)
         return
     yield whole.after(there)
-    yield early.after(there + back)
+    yield mesh.early.then(before, last.early).after(there + back)
 
 
 def _with_others(way: _Way, p: int, mesh: MeshTimes, before: int) -> Iterator[Slope]:
@@ -183,30 +139,6 @@ def _with_others(way: _Way, p: int, mesh: MeshTimes, before: int) -> Iterator[Sl
     )
     if before >= waiting and slope.each > 0:
         yield slope
-
-
-def mesh_times(
-    costs: Costs, rank: Rank, ends: Sequence[tuple[bool, bool]], *, split: bool
-) -> MeshTimes:
-    """Of one mesh.
-
-    Args:
-        rank: With ZeRO that costs nothing.
-        ends: For each of its stages, whether it is the model's first and its last.
-        split: Backward is in halves.
-    """
-    held = (Held(0, first, last) for first, last in ends)
-    times = [costs.more_layers(rank, 1), *(costs.times(rank, each) for each in held)]
-    forward = [time.of("F") for time in times]
-    back = [time.of("I" if split else "B") for time in times]
-    whole = [time.of("F") + time.of("B") for time in times]
-    return MeshTimes(
-        forward=Slope(sum(forward[1:]), forward[0]),
-        back=Slope(sum(back[1:]), back[0]),
-        whole=Slope(sum(whole[1:]), whole[0]),
-        first_forward=forward[1],
-        first_back=back[1],
-    )
 
 
 def least_once(costs: Costs, ranks: Sequence[Rank], schedule: ScheduleName) -> float:

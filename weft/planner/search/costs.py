@@ -26,7 +26,9 @@ from weft.planner.casts import saves_bytes
 from weft.planner.experts import PIECES
 from weft.planner.problem import Problem
 from weft.planner.search.choice import Apart, Section, nodes_for, num_ranks
+from weft.planner.search.slopes import MeshTimes, Slope
 from weft.recompute.asked import slabs_of
+from weft.schedules.action import Kind
 
 
 class Held(NamedTuple):
@@ -67,6 +69,12 @@ class Rank:
     def carried(self, size: int) -> float:
         """Part of the bytes of so many samples that it carries over a border."""
         return carried_part(size, self.most(size), self.ways, self.choice.num_ranks)
+
+
+Both = tuple[Rank, Rank]
+"""On either side of a border."""
+Ends = tuple[tuple[bool, bool], ...]
+"""For each stage of a mesh, whether it is the model's first and its last."""
 
 
 class Bytes(NamedTuple):
@@ -134,6 +142,11 @@ class Costs:
         """Memory of a stage, apart from how many microbatches it holds."""
         self.hardware: Callable[[int, int], Hardware] = cache(self._hardware)
         """Chips and links of a section: of a pool, with so many chips a node."""
+        self.border: Callable[[Both, tuple[int, int], Reach, Far | None], BorderTimes]
+        self.border = cache(self._border)
+        """Between stages on two meshes."""
+        self.mesh_times: Callable[[Rank, Ends, Kind], MeshTimes] = cache(self._mesh_times)
+        """Of one mesh."""
         self.apart: Callable[[tuple[Section, ...]], dict[Apart, tuple[Section, ...]]] = cache(
             self._apart
         )
@@ -303,10 +316,32 @@ class Costs:
         overheads = self.problem.knowledge.overheads.get(self.pools[pool].chip.device)
         return stage_memory(self.shape, held.of(choice), overheads)
 
-    def border(
-        self, ranks: tuple[Rank, Rank], sizes: tuple[int, int], *, reach: Reach, far: Far | None
+    def _mesh_times(self, rank: Rank, ends: Ends, back: Kind) -> MeshTimes:
+        """Of ``mesh_times``.
+
+        Args:
+            rank: With ZeRO that costs nothing.
+            back: What hands on to the stage before.
+        """
+        held = (Held(0, first, last) for first, last in ends)
+        times = [self.more_layers(rank, 1), *(self.times(rank, each) for each in held)]
+        forward = [time.of("F") for time in times]
+        returned = [time.of(back) for time in times]
+        whole = [time.of("F") + time.of("B") for time in times]
+        ahead, behind = (Slope(sum(every[1:]), every[0]) for every in (forward, returned))
+        return MeshTimes(
+            forward=ahead,
+            back=behind,
+            early=ahead.then(1, behind),
+            whole=Slope(sum(whole[1:]), whole[0]),
+            first_forward=forward[1],
+            first_back=returned[1],
+        )
+
+    def _border(
+        self, ranks: Both, sizes: tuple[int, int], reach: Reach, far: Far | None
     ) -> BorderTimes:
-        """Between stages on two meshes.
+        """Of ``border``.
 
         Args:
             sizes: Samples of a microbatch, and of the last.

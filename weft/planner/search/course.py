@@ -1,22 +1,25 @@
 """Where one pipeline goes and what it carries, whatever its stages keep: its meshes and borders.
 
 Levels of ZeRO, domains, numbers in flight and layers are all still open: all routes on a course ask
-it the same.
+it the same. Courses that differ in their schedule alone have the same places.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
-from weft.cluster.view import ClusterView, Reach
+from weft.cluster.view import ClusterView, Reach, Site
 from weft.cost.sends import far_between
 from weft.cost.times import BorderTimes
 from weft.cost.traffic import Far
-from weft.planner.search.bounds import Bounds, Flow, MeshTimes, bounds_of, mesh_times
+from weft.planner.search.bounds import Bounds, Flow, bounds_of
 from weft.planner.search.choice import Line, Section, used_cluster
 from weft.planner.search.costs import Costs, Rank
+from weft.planner.search.slopes import MeshTimes
+from weft.schedules.action import Kind
 from weft.schedules.registry import SCHEDULES
 from weft.simulate.play import last_samples
 
@@ -30,13 +33,71 @@ def course_of(line: Line) -> Line:
     return Line(sections, line.micro, line.schedule, (), last)
 
 
+def places_of(course: Line) -> Line:
+    """Equal for courses whose meshes are in the same places."""
+    return replace(course, schedule="1f1b", samples=course.micro)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Of the meshes of a pipeline on a cluster."""
+
+    costs: Costs
+    line: Line
+    """As ``places_of`` has it."""
+
+    @cached_property
+    def used(self) -> ClusterView:
+        """Its chips, in the order in which its ranks are numbered."""
+        return used_cluster([self.line], self.costs.problem.cluster)
+
+    @cached_property
+    def ranks(self) -> list[Rank]:
+        """Of each mesh, with ZeRO that costs nothing."""
+        found = []
+        for section, part in zip(self.line.sections, self.used.pools, strict=True):
+            choice = self.costs.without_ways(section, self.most(section))
+            found += [self.costs.rank(section.pool, part.chips_per_node, choice)] * section.meshes
+        return found
+
+    def most(self, section: Section) -> int:
+        """Samples of a microbatch that a rank has at most."""
+        return -(-self.line.micro // section.ways)
+
+    @cached_property
+    def between(self) -> Callable[[int, int], Reach]:
+        """How far two meshes are apart."""
+        ends, used = self._ends, self.used
+        return cache(lambda here, there: used.reach((*ends[here], *ends[there])))
+
+    @cached_property
+    def sites(self) -> list[Site | None]:
+        """Where each mesh is; empty where all are in one place."""
+        return [self.used.site_of(own) for own, _ in self._ends] if self.used.sites else []
+
+    @cached_property
+    def _ends(self) -> list[tuple[int, int]]:
+        """The first and the last rank of each mesh."""
+        firsts = accumulate((rank.choice.num_ranks for rank in self.ranks), initial=0)
+        return [(first, end - 1) for first, end in pairwise(firsts)]
+
+
 @dataclass(frozen=True)
 class Course:
     """Of a pipeline on a cluster."""
 
-    costs: Costs
+    places: Places
     line: Line
     """As ``course_of`` has it: its samples are those of the last microbatch."""
+
+    @property
+    def costs(self) -> Costs:
+        return self.places.costs
+
+    @property
+    def ranks(self) -> list[Rank]:
+        """Of each mesh, with ZeRO that costs nothing."""
+        return self.places.ranks
 
     @cached_property
     def num_meshes(self) -> int:
@@ -62,11 +123,6 @@ class Course:
         """The fewest layers of each mesh: the ends may hold none."""
         return [int(not any(map(any, ends))) for ends in self.ends]
 
-    @cached_property
-    def used(self) -> ClusterView:
-        """Its chips, in the order in which its ranks are numbered."""
-        return used_cluster([self.line], self.costs.problem.cluster)
-
     @property
     def sizes(self) -> tuple[int, int]:
         """Samples of a microbatch, and of the last."""
@@ -78,40 +134,16 @@ class Course:
         return self.line.samples / self.line.micro
 
     @cached_property
-    def ranks(self) -> list[Rank]:
-        """Of each mesh, with ZeRO that costs nothing."""
-        found = []
-        for section, part in zip(self.line.sections, self.used.pools, strict=True):
-            choice = self.costs.without_ways(section, self.most(section))
-            found += [self.costs.rank(section.pool, part.chips_per_node, choice)] * section.meshes
-        return found
-
-    def most(self, section: Section) -> int:
-        """Samples of a microbatch that a rank has at most."""
-        return -(-self.line.micro // section.ways)
-
-    @cached_property
     def sides(self) -> list[tuple[int, int, Reach, Far | None]]:
         """Of each border its meshes, and how far these are apart."""
-        used = self.used
-        ends, first = [], 0
-        for rank in self.ranks:
-            last = first + rank.choice.num_ranks
-            ends.append((first, last - 1))
-            first = last
-        places = [used.site_of(own) for own, _ in ends]
-        mesh_of = self._mesh_of
+        places, between, mesh_of = self.places.sites, self.places.between, self._mesh_of
         pairs = [*pairwise(mesh_of[s] for s in range(len(mesh_of)))]
-        times = self.costs.num_pipelines
-        return [
-            (
-                here,
-                there,
-                used.reach((*ends[here], *ends[there])),
-                far_between(places, pairs, (here, there), times=times) if used.sites else None,
-            )
-            for here, there in pairs
-        ]
+        far: Callable[[tuple[int, int]], Far | None] = (
+            partial(far_between, places, pairs, times=self.costs.num_pipelines)
+            if places
+            else lambda _: None
+        )
+        return [(*pair, between(*pair), far(pair)) for pair in pairs]
 
     @property
     def _mesh_of(self) -> dict[int, int]:
@@ -121,11 +153,9 @@ class Course:
     @cached_property
     def borders(self) -> list[BorderTimes]:
         """Between stages ``s`` and ``s + 1``."""
-        between = cache(partial(self.costs.border, sizes=self.sizes))  # most are alike
+        between, ranks, sizes = self.costs.border, self.ranks, self.sizes
         return [
-            between((self.ranks[here], self.ranks[there]), reach=reach, far=far)
-            if here != there
-            else _NOTHING
+            between((ranks[here], ranks[there]), sizes, reach, far) if here != there else _NOTHING
             for here, there, reach, far in self.sides
         ]
 
@@ -181,9 +211,9 @@ class Course:
         return self._times(small)
 
     def _times(self, ranks: list[Rank]) -> list[MeshTimes]:
-        split = SCHEDULES[self.line.schedule].splits_backward
-        times = cache(partial(mesh_times, self.costs, split=split))
-        return [times(*each) for each in zip(ranks, self.ends, strict=True)]
+        back: Kind = "I" if SCHEDULES[self.line.schedule].splits_backward else "B"
+        times = self.costs.mesh_times
+        return [times(rank, ends, back) for rank, ends in zip(ranks, self.ends, strict=True)]
 
     @cached_property
     def cycle_s(self) -> float:

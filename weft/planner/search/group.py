@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from heapq import heapify, heappop, heappush
 from itertools import chain, permutations, product
-from math import factorial, inf
+from math import factorial, inf, prod
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from weft.cost.times import StageTimes
 from weft.plan.plan import ScheduleName, ZeroLevel
 from weft.planner.search.choice import Apart, Line, Section, Timed
 from weft.planner.search.costs import Held
-from weft.planner.search.course import Course, course_of
+from weft.planner.search.course import Course, Places, course_of, places_of
 from weft.planner.search.flights import deeper
 from weft.planner.search.found import Pruned
 from weft.planner.search.frames import UNMADE, Frame, Space
@@ -165,7 +165,10 @@ class Group:
         self._quicker: dict[tuple[Section, Section], bool] = {}
         self._known: Known | None = None
         keep = lru_cache(maxsize=MOST_COURSES)
-        self._course: Callable[[Line], Course] = keep(partial(Course, self.costs))
+        places = keep(partial(Places, self.costs))
+        self._course: Callable[[Line], Course] = keep(
+            lambda line: Course(places(places_of(line)), line)
+        )
         self.words = " + ".join(self.costs.pools[pool].chip.name for pool in pools)
         self._too_many = f"{self.words}: less promising than the many that were looked at"
         self.found: list[Timed] = []
@@ -351,7 +354,7 @@ class Group:
         found: list[Timed] = []
         for number, line in enumerate(lines):
             if number and self.ledger.is_through(enough()):
-                each = sum(1 for _ in self._ways(line))
+                each = self._number_of_ways(line)
                 self.ledger.pruned.add("limit", self._too_many, each * (len(lines) - number))
                 break
             best = self._best_levels(line, limit, kept, brief=brief)
@@ -383,7 +386,7 @@ class Group:
         numbers = [n for n in ((), *deeper(route)) if not too_slow(route.with_numbers(n), limit)]
         if not numbers:
             self._fits = True
-            pruned.add("bound", too_long, sum(1 for _ in self._ways(line)))
+            pruned.add("bound", too_long, self._number_of_ways(line))
             return None
         useful = list(self._worth_trying(line, kept))
         self.ledger.effort += LOOKING * len(useful) * route.num_meshes
@@ -425,6 +428,10 @@ class Group:
         for apart, sections in self.costs.apart(line.sections).items():
             for levels in product(*map(self.costs.zero_levels, sections)):
                 yield apart, list(zip(sections, levels, strict=True))
+
+    def _number_of_ways(self, line: Line) -> int:
+        every = self.costs.apart(line.sections).values()
+        return sum(prod(len(self.costs.zero_levels(s)) for s in sections) for sections in every)
 
     def _beaten(self, apart: Apart, pairs: Sequence[tuple[Section, ZeroLevel]]) -> bool:
         """Domains that make nothing faster; or none where domains do, and need no more memory."""

@@ -11,7 +11,7 @@ from weft.cost.times import BorderTimes, StageTimes
 from weft.planner.search.bounds import Bounds, Flow, bounds_of, least_once
 from weft.planner.search.choice import Line, Timed, stage_layers
 from weft.planner.search.costs import Costs, Held, Rank
-from weft.planner.search.course import Course, course_of
+from weft.planner.search.course import Course, Places, course_of, places_of
 from weft.schedules.border_memory import borders_at_peak
 from weft.schedules.known import Pattern, held_at_peak
 from weft.schedules.registry import SCHEDULES
@@ -48,7 +48,10 @@ class Route:
 
     @cached_property
     def course(self) -> Course:
-        return self.known or Course(self.costs, course_of(self.line))
+        if self.known:
+            return self.known
+        course = course_of(self.line)
+        return Course(Places(self.costs, places_of(course)), course)
 
     @property
     def num_meshes(self) -> int:
@@ -96,9 +99,9 @@ class Route:
     @cached_property
     def ranks(self) -> list[Rank]:
         """Of each mesh."""
-        found, course = [], self.course
-        for section, part in zip(self.line.sections, course.used.pools, strict=True):
-            choice = self.costs.choice(section, course.most(section))
+        found, places = [], self.course.places
+        for section, part in zip(self.line.sections, places.used.pools, strict=True):
+            choice = self.costs.choice(section, places.most(section))
             found += [self.costs.rank(section.pool, part.chips_per_node, choice)] * section.meshes
         return found
 
