@@ -283,6 +283,72 @@ def test_what_is_loaded_between_steps_stays(name: str, pool: WorkerPool) -> None
     assert sum(int((change != 0).sum()) for change in changed) == 1, "the rest was rounded"
 
 
+def under_no_grad(model: nn.Module) -> None:
+    with torch.no_grad():
+        for param in model.parameters():
+            param.mul_(0.5)
+
+
+def through_data(model: nn.Module) -> None:
+    for param in model.parameters():
+        param.data.mul_(0.5)
+
+
+def with_other_memory(model: nn.Module) -> None:
+    halves = 0.5 * nn.utils.parameters_to_vector(model.parameters()).detach()
+    nn.utils.vector_to_parameters(halves, model.parameters())
+
+
+def halved_between(address: RankAddress, plan: Plan, precision: str) -> list[list[np.ndarray]]:
+    """What three steps make of parameters that were halved after the first, in each way to do so,
+    and of others that were not."""
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
+    found = []
+    for halve in (under_no_grad, through_data, with_other_memory, lambda _: None):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3))
+        sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+        engine = woven(model, sgd, comm, loss=squares, plan=plan, precision=precision)
+        for step in range(3):
+            engine.step(tuple(t.to(model[0].weight.dtype) for t in batch(step)))
+            if step == 0:
+                halve(model)
+        found.append([p.detach().float().numpy() for p in model.parameters()])
+    comm.close()
+    return found
+
+
+@pytest.mark.parametrize("name", LOADED)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_however_values_are_written_they_stay(name: str, precision: str, pool: WorkerPool) -> None:
+    plan = LOADED[name]
+    for result in pool.run(halved_between, plan, precision, world_size=plan.world_size):
+        expected, *others, unchanged = result
+        for other in others:
+            assert all(map(np.array_equal, expected, other))
+        assert not any(map(np.array_equal, expected, unchanged))
+
+
+def test_what_is_saved_has_what_was_written() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+    engine = woven(model, sgd, Comm(), loss=squares, precision="bf16")
+    engine.step(tuple(t.bfloat16() for t in batch(0)))
+    through_data(model)
+    exact = engine.state_dict()["exact"]
+    assert len(exact) == 2
+    for master, param in zip(exact.values(), model.parameters(), strict=True):
+        assert torch.equal(master.bfloat16(), param)
+
+
+def test_another_dtype_after_weaving_is_refused() -> None:
+    model, engine = woven_alone()
+    model[2].float()
+    with pytest.raises(ConfigError, match=r"model: 2.weight = 'torch.float32.*as when its model"):
+        engine.step(batch(0))
+
+
 def test_parameters_that_were_not_trained_when_woven_are_refused() -> None:
     model, engine = woven_alone()
     model[0].bias.requires_grad_(True)

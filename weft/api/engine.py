@@ -119,7 +119,6 @@ class WovenEngine:
         refuse_weight(self.last.weight)
         engine.update(factor, self.last.weight)
         self._built.gradients.fence()
-        self._outside.note()
         return self.last.loss
 
     def train_batch(self, batch: Any, lr: float | LRScheduler | None = None) -> Tensor:
@@ -149,6 +148,7 @@ class WovenEngine:
         this process updates; ``exact`` has the values of those that the model has rounded (bf16,
         fp8). Like that of a module, it holds the tensors themselves. Each process saves its own.
         """
+        self._outside.take_in()
         return {
             "optimizer": self.optimizer.state_dict(),
             "places": self._outside.places,
@@ -180,20 +180,19 @@ def own(model: nn.Module, engine: WovenEngine) -> None:
 
 
 class _Outside:
-    """What the user does to parameters between steps, where the optimizer updates others."""
+    """What the user does to parameters between steps, where the optimizer updates others or other
+    processes read them where they were. PyTorch counts no writes through ``Tensor.data``, so values
+    are compared."""
 
     def __init__(self, gradients: Gradients, roots: Iterable[nn.Module]) -> None:
         self._roots = list(roots)
-        self._known = {id(p) for root in self._roots for p in root.parameters() if p.requires_grad}
+        named = [pair for root in self._roots for pair in root.named_parameters()]
+        self._memory = {id(p): p.detach() for _, p in named if p.requires_grad}
+        """Of each parameter that is trained, what is computed with and sent."""
         self._mains = [main for main in gradients.mains if main.value is not main.param]
         self._rounded = [m for m in self._mains if m.value.dtype != m.param.dtype]
         self.places = [_place_of(main) for main in gradients.mains]
         """What this process updates."""
-        self.note()
-
-    def note(self) -> None:
-        """Whatever is written from now on, ``load_state_dict`` for one, is the user's."""
-        self._versions = [main.param._version for main in self._mains]
 
     def exact(self) -> dict[str, Tensor]:
         """What the optimizer updates of parameters that are rounded, by name and place."""
@@ -210,15 +209,31 @@ class _Outside:
     def take_in(self) -> None:
         """Bring what was written to what the optimizer updates; the rest keeps its precision."""
         for name, param in (pair for root in self._roots for pair in root.named_parameters()):
-            if param.requires_grad and id(param) not in self._known:
+            memory = self._memory.get(id(param))
+            if memory is not None:
+                _put_back(name, param, memory)
+            elif param.requires_grad:
                 expected = "a parameter that was trained when its model was woven"
                 hint = "Load values with assign=False; freeze parameters after weaving, not before."
                 raise ConfigError("model", name, expected, hint)
-        for main, version in zip(self._mains, self._versions, strict=True):
-            if main.param._version != version:
-                given = main.param.detach()[main.box.slices()]
+        for main in self._mains:
+            given = main.param.detach()[main.box.slices()]
+            if given.data_ptr() != main.value.data_ptr():
                 kept = given == main.value.to(given.dtype)
                 main.value.copy_(torch.where(kept, main.value, given.to(main.value.dtype)))
+
+
+def _put_back(name: str, param: nn.Parameter, memory: Tensor) -> None:
+    """A parameter that was given other memory, as ``param.data = values`` does, has its own again,
+    with the values that it was given."""
+    if param.data_ptr() == memory.data_ptr():
+        return
+    given, own = ((each.dtype, each.device, tuple(each.shape)) for each in (param, memory))
+    if given != own:
+        expected = f"{', '.join(map(str, own))}, as when its model was woven"
+        raise ConfigError(f"model: {name}", ", ".join(map(str, given)), expected)
+    memory.copy_(param.detach())
+    param.data = memory
 
 
 def _place_of(main: MainParam) -> str:
