@@ -78,7 +78,8 @@ class SomeNodes:
 def some_nodes(
     problem: Problem, cost: Cost, within_s: float = inf, *, watch: Watch | None = None
 ) -> SomeNodes:
-    """The choice of whole nodes whose best plan costs least a step of at most ``within_s``.
+    """The choice of whole nodes whose best plan costs least a step of at most ``within_s``; the
+    fastest of those that cost as much, as where chips cost nothing.
 
     Of each pool 0, 1, 2, 3, 4, 6, 8, 12, ... or all nodes may be taken; of large ones powers of 2,
     4, 8, ..., for ``MOST_CHOICES`` in all. The lower bound of a search says what a choice costs at
@@ -93,25 +94,25 @@ def some_nodes(
     watch, known = watch or Watch(), KnownCosts()
     least = dict(_least(problem, cost, choices, within_s, watch, known))
     best: _Searched | None = None
-    searched, enough, fastest_s = 0, inf, inf
-    for nodes in sorted(least, key=lambda nodes: (least[nodes], nodes)):
+    searched, enough, fastest_s = 0, (inf, inf), inf
+    for nodes in sorted(least, key=least.__getitem__):
         if least[nodes] >= enough or (best and watch.is_over):
             break
         searched += 1
         tried = _searched(problem, cost, nodes, watch, known)
         if tried is not None:
             fastest_s = min(fastest_s, tried.step_s)
-            if tried.step_s <= within_s and tried.cost < enough:
-                best, enough = tried, tried.cost
+            if tried.step_s <= within_s and (tried.cost, tried.step_s) < enough:
+                best, enough = tried, (tried.cost, tried.step_s)
     best = best or _of_all(problem, cost, within_s, fastest_s, watch)
-    worth = sum(each < best.cost for each in least.values())
+    worth = sum(each < (best.cost, best.step_s) for each in least.values())
     is_cut_short = best.found.is_cut_short or searched < worth
     return SomeNodes(
         asked=problem.cluster,
         nodes=best.nodes,
         found=replace(best.found, is_cut_short=is_cut_short),
         cost=best.cost,
-        least=min([best.cost, *least.values()]),
+        least=min([(best.cost, best.step_s), *least.values()])[0],
         choices=len(choices),
         searched=searched,
     )
@@ -163,14 +164,15 @@ def _least(
     within_s: float,
     watch: Watch,
     known: KnownCosts,
-) -> Iterator[tuple[tuple[int, ...], float]]:
-    """What a step costs at least, of choices that may hold the model and be fast enough."""
+) -> Iterator[tuple[tuple[int, ...], tuple[float, float]]]:
+    """What a step costs and takes at least, of choices that may hold the model and be fast
+    enough."""
     for number, nodes in enumerate(choices):
         watch.tell(number, inf)
         taken = _taken(problem.cluster, nodes)
         least_s = Relaxed(problem.on(taken), known).least_s(range(len(taken.pools)))
         if least_s <= within_s and least_s < inf:
-            yield nodes, cost.least(taken, least_s)
+            yield nodes, (cost.least(taken, least_s), least_s)
 
 
 def _too_slow(within_s: float, fastest_s: float, found: Found) -> ConfigError:
