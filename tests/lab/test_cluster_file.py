@@ -140,7 +140,7 @@ def test_more_than_the_machine_has_is_refused_with_the_numbers() -> None:
         refuse_too_much(chips({"speed": 1.0}, {"speed": 1.0}, {"speed": 0.5}), MACHINE)
     assert str(caught.value) == (
         "speed = [1.0, 1.0, 0.5]: expected speeds that add up to at most 2, the cores of this "
-        "machine. They add up to 2.5; with 0.80 of each they would fit."
+        "machine. They add up to 2.5; with 0.8 of each they would fit."
     )
     refuse_too_much(chips({"speed": 0.1, "memory_gib": 16}), MACHINE)
     with pytest.raises(ConfigError) as caught:

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from math import floor
 from pathlib import Path
 
 from weft.cluster.cluster import Node
@@ -35,12 +36,12 @@ def refuse_too_much(cluster: ClusterFile, machine: Node) -> None:
     chips = [chip for host in cluster.hosts for chip in host.chips]
     speeds = [chip.speed for chip in chips]
     if sum(speeds) > machine.cores + _ROUNDING:
-        factor = machine.cores / sum(speeds)
+        factor = floor(1000 * machine.cores / sum(speeds)) / 1000
         raise ConfigError(
             "speed",
             speeds,
             f"speeds that add up to at most {machine.cores}, the cores of this machine",
-            f"They add up to {sum(speeds):g}; with {factor:.2f} of each they would fit.",
+            f"They add up to {sum(speeds):g}; with {factor:g} of each they would fit.",
         )
     memory = [chip.memory_gib for chip in chips if chip.memory_gib is not None]
     if sum(memory) > machine.memory_gib:
