@@ -18,6 +18,7 @@ from typing import Self
 from weft.cluster.cluster_file import ClusterFile
 from weft.config.errors import RunError
 from weft.lab.held import METRICS, HeldJob, Place, await_ready
+from weft.lab.lab import LOGS
 from weft.lab.steps import Moment, busy
 from weft.mix.mix import Rates
 from weft.planner.problem import Workload
@@ -76,7 +77,9 @@ class Entry:
         last, rates = self.job.moments[-1] if self.job.moments else since, self.rates
         if (failed := self.job.failed) is not None:
             if self.job.code(failed) == REFUSED:
-                raise RunError(f"the trial {rates.trial.name!r} was refused: see above")
+                log = self.folder / LOGS / f"rank{failed}.log"
+                where = log if log.exists() else "above"  # where the first rank of a lab prints
+                raise RunError(f"the trial {rates.trial.name!r} was refused: see {where}")
             rates.problem = f"rank {failed} {self.job.in_words(failed)}"
             rates.short = failed if self.job.is_short else None
             return

@@ -279,7 +279,7 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
         check_shares(f"{where}.stages[{s}]", stage, micro)
         keys = f"{where}.stages[{s}].mesh", f"{where}.stages[{s}].passes"
         refuse_idle_work(keys, dict(stage.mesh.axes), stage.passes, micro, stage.sample_shares)
-        _check_pieces(f"{where}.stages[{s}].pieces", stage)
+        check_pieces(f"{where}.stages[{s}].pieces", stage)
         _check_neighbours(f"{where}.stages[{s}]", stage)
         check_scores(f"{where}.stages[{s}].scores", stage)
         check_unlike(f"{where}.stages[{s}]", stage)
@@ -384,7 +384,7 @@ def _check_lists(key: str, pipeline: PipelinePlan) -> None:
         )
 
 
-def _check_pieces(key: str, stage: StagePlan) -> None:
+def check_pieces(key: str, stage: StagePlan) -> None:
     """Some axis has something to send in pieces."""
     if stage.pieces < 1:
         raise ConfigError(key, stage.pieces, "at least 1")

@@ -32,7 +32,7 @@ from weft.resolve.kept import ACTIVATIONS
 from weft.resolve.prediction import AUTO_FILE
 from weft.resolve.rank_chips import Machine, RankChips, chips_of_file, chips_of_machines
 from weft.resolve.resolve import compiles, refuse_unusable, spec_asked, training_asked
-from weft.resolve.tiers import expert_tiers_asked, param_tiers_asked, tiers_asked
+from weft.resolve.tiers import expert_tiers_asked, param_tiers_asked, refuse_offload, tiers_asked
 from weft.resolve.usual_precision import usual_precision
 from weft.simulate.known import local_profile
 
@@ -230,6 +230,7 @@ def problem_of(config: Config, resources: Resources) -> Problem:
         ConfigError: a value that the planner cannot keep to.
     """
     refuse_unplannable(config)
+    refuse_offload([pool.chip.device for pool in resources.chips.view.pools], config)
     spec, asked = spec_asked(config), config.compute.precision
     workload = Workload(
         spec=spec,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 from weft.cluster.cluster import HOST
@@ -109,7 +109,7 @@ def refuse_tiers(plan: Plan, config: Config) -> None:
         hint = "A processor's memory is the host's: nothing would be gained."
         raise ConfigError("optim.state_tier", "host", "device or disk on processors", hint)
     _refuse_params(plan, optim)
-    _refuse_offload(plan, config)
+    refuse_offload(plan.devices, config)
     _refuse_experts(plan, optim)
     kept: list[Tier] = ["disk"] if has_files(plan) else []
     _refuse_folder(optim, kept, is_open=config.plan.auto is not None)
@@ -144,9 +144,10 @@ def _refuse_experts(plan: Plan, optim: OptimConfig) -> None:
         raise ConfigError("optim.expert_tier", "host", "device or disk on processors", hint)
 
 
-def _refuse_offload(plan: Plan, config: Config) -> None:
+def refuse_offload(devices: Collection[str], config: Config) -> None:
+    """Raises ConfigError: processors alone are to keep activations on their hosts."""
     recompute = config.compute.recompute
-    if recompute != "auto" and offloads(recompute, None, "host") and {*plan.devices} == {HOST}:
+    if recompute != "auto" and offloads(recompute, None, "host") and {*devices} == {HOST}:
         hint = "A processor's memory is the host's: nothing would be gained."
         expected = f"{kept_off_host(recompute)} on processors"
         raise ConfigError("compute.recompute", recompute, expected, hint)

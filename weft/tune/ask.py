@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
+from weft.cluster.cluster import HOST
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.config.tune_section import Layout, TuneConfig
@@ -20,7 +21,8 @@ from weft.planner.problem import Options, Problem
 from weft.planner.renumber import renumbered
 from weft.planner.search import Candidate as Answer
 from weft.planner.search import search
-from weft.planner.validate import refuse_idle_pieces
+from weft.planner.validate import check_pieces, refuse_idle_pieces
+from weft.recompute.asked import offloads
 from weft.tune.candidate import Candidate, candidate_of, likeness
 
 USUAL_MICROS = (1, 2, 4, 8)
@@ -48,6 +50,11 @@ class Space:
         if micros and min(micros) > samples:
             expected = f"some that are no more than the {samples} samples of a step"
             raise ConfigError("tune.micros", list(micros), expected)
+        modes = self.tune.recompute or ()
+        hosts = {pool.chip.device for pool in self.problem.cluster.pools} == {HOST}
+        if hosts and modes and all(m != "auto" and offloads(m, None, "host") for m in modes):
+            hint = "A processor's memory is the host's: nothing would be gained."
+            raise ConfigError("tune.recompute", list(modes), "others on processors", hint)
 
     def candidates(
         self, tell: Tell = lambda *_: None, enough: Callable[[], bool] = lambda: False
@@ -111,7 +118,7 @@ class Space:
                 yield self._placed(plan, answer)
 
     def _variants(self, plan: Plan) -> Iterator[Plan]:
-        """With each number of pieces that has an effect."""
+        """With each number of pieces that has an effect; as it is where none can have one."""
         for pieces in self.tune.pieces:
             cut = plan.each(partial(_in_pieces, pieces))
             try:
@@ -137,7 +144,13 @@ def _keep_faster(found: dict[object, Candidate], new: Candidate) -> None:
 
 
 def _in_pieces(pieces: int, stage: StagePlan) -> StagePlan:
-    return replace(stage, pieces=pieces)
+    """Where it gathers something inside layers."""
+    cut = replace(stage, pieces=pieces)
+    try:
+        check_pieces("pieces", cut)
+    except ConfigError:
+        return stage
+    return cut
 
 
 def _recomputing(usual: Options, mode: str) -> Options:

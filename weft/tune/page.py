@@ -56,7 +56,8 @@ def verdict(result: Result) -> str:
     name = tuner.candidates[result.best].name
     said = f"{tuner.name(result.best)}: {name}"
     first = tuner.ran[0].candidate
-    whose = "your own plan" if tuner.candidates[first].is_given else "the planner's first choice"
+    whose = "the planner's first choice" + " of those that ran" * (first > 0)
+    whose = "your own plan" if tuner.candidates[first].is_given else whose
     if first == result.best:
         return f"{said}, which was {whose}"
     if result.gain is None:
