@@ -86,8 +86,9 @@ def drawn(
     for number, (chip, many) in enumerate(zip(chosen, meshes, strict=True)):
         tp, dp = random.choice([1, 1, 2]), random.choice([1, 1, 2, 3])
         slow = random.choice([None, None, SLOW_GBIT])
-        per_node = random.choice([tp, tp * dp, tp * dp * many])
-        nodes = tp * dp * many // per_node
+        uneven = [2 * tp] * (many == 1 and dp == 3)  # one chip of the second node is left out
+        per_node = random.choice([tp, tp * dp, tp * dp * many, *uneven])
+        nodes = -(-tp * dp * many // per_node)
         pools.append(
             ChipPool(chip=chip, num_nodes=nodes, chips_per_node=per_node, network_gbit_s=slow)
         )

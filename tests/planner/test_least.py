@@ -46,6 +46,18 @@ def test_no_number_of_samples_in_a_microbatch_is_faster(samples: int) -> None:
         assert found.best.time.step_s <= there * (1 + 1e-6), micro
 
 
+def test_nodes_of_two_chips_are_no_slower_than_as_many_of_one() -> None:
+    """A rank for each of seven samples leaves a chip of the last node out."""
+    two = on(pool("L40S", 4, 2, gbit=400), samples=7)
+    spec = SIZES["qwen2.5-0.5b"]
+    two = replace(two, workload=replace(two.workload, spec=spec, seq_len=8191))
+    (nodes,) = two.cluster.pools
+    one = two.on(ClusterView((replace(nodes, num_nodes=8, chips_per_node=1),)))
+    found, apart = search(two), search(one)
+    assert found.best.plan.world_size == 7
+    assert found.bound_s <= found.best.time.step_s <= apart.best.time.step_s * (1 + 1e-9)
+
+
 def test_chips_bound_a_step_by_what_they_could_do_together() -> None:
     """By hand: rates add up where both have room for everything; embedding and head may all be on
     the kind that is better at them, beside layers."""

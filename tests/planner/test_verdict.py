@@ -1,6 +1,7 @@
 """What a person is told of one plan: where it lies in the search, and what became of it."""
 
 from dataclasses import replace
+from itertools import accumulate
 from math import inf
 from random import Random
 
@@ -14,7 +15,7 @@ from weft.planner.explain import Comparison, compare
 from weft.planner.forecast import forecast
 from weft.planner.problem import Options, Problem
 from weft.planner.search import search
-from weft.planner.search.choice import plan_of, used_cluster
+from weft.planner.search.choice import plan_of, used_cluster, used_parts
 from weft.planner.search.splits import too_slow
 from weft.planner.search.verdict import OutsideError, least_seconds, lines_of, verdict
 from weft.simulate.step import time_of_plan
@@ -50,7 +51,10 @@ def test_plans_are_read_back_as_they_were_written() -> None:
         plan = plan_of([each.line], each.costs.problem)
         used = used_cluster([each.line], each.costs.problem.cluster)
         (line,) = lines_of(plan, used)
-        numbered = (s._replace(pool=n) for n, s in enumerate(each.line.sections))
+        pools = each.costs.pools
+        parts = [len(used_parts(pools[s.pool], s)) for s in each.line.sections]
+        firsts = zip(accumulate(parts, initial=0), each.line.sections, strict=False)
+        numbered = (section._replace(pool=first) for first, section in firsts)
         assert line == replace(each.line, sections=tuple(numbered))
 
 

@@ -141,18 +141,25 @@ class Timed:
     line: Line
 
 
-def used_part(pool: ChipPool, num_chips: int, together: int) -> ChipPool | None:
-    """The fewest nodes that hold so many chips with equally many each, in whole groups.
+def used_parts(pool: ChipPool, section: Section) -> tuple[ChipPool, ...]:
+    """The fewest nodes that hold its chips with equally many each, in whole groups; else, of a
+    single mesh, full nodes and the rest on one more. None where it does not fill nodes."""
+    chips, per_node = section.num_chips, pool.chips_per_node
+    if nodes := nodes_for(chips, section.together, pool.num_nodes, per_node):
+        return (replace(pool, num_nodes=nodes, chips_per_node=chips // nodes),)
+    return ClusterView((pool,)).first(chips).pools if leaves_rest(section, pool) else ()
 
-    None where there are no such nodes.
-    """
-    nodes = nodes_for(num_chips, together, pool.num_nodes, pool.chips_per_node)
-    return replace(pool, num_nodes=nodes, chips_per_node=num_chips // nodes) if nodes else None
+
+def leaves_rest(section: Section, pool: ChipPool) -> bool:
+    """A mesh whose groups fill nodes, and the rest a part of one more."""
+    group = num_ranks(inner_of(section.axes))
+    whole = pool.chips_per_node % group == 0 and section.num_chips <= pool.num_chips
+    return whole and section.meshes == 1 and pool.num_nodes > 1
 
 
 @lru_cache(maxsize=1 << 16)
 def nodes_for(num_chips: int, together: int, num_nodes: int, chips_per_node: int) -> int:
-    """How many nodes ``used_part`` takes; 0 where it finds none."""
+    """How many nodes hold so many chips with equally many each, in whole groups; 0: none do."""
     for nodes in range(-(-num_chips // chips_per_node), num_nodes + 1):
         if num_chips % (nodes * together) == 0:
             return nodes
@@ -174,12 +181,12 @@ def stage_layers(schedule: ScheduleName, layers: tuple[int, ...]) -> tuple[int, 
 
 def used_cluster(lines: Sequence[Line], cluster: ClusterView) -> ClusterView:
     """The chips that the lines use, in the order in which their ranks are numbered."""
-    pools = []
+    pools = list[ChipPool]()
     for line in lines:
         for section in line.sections:
-            part = used_part(cluster.pools[section.pool], section.num_chips, section.together)
-            assert part is not None, f"{section} does not fill nodes of {cluster.pools}"
-            pools.append(part)
+            parts = used_parts(cluster.pools[section.pool], section)
+            assert parts, f"{section} does not fill nodes of {cluster.pools}"
+            pools += parts
     return ClusterView(tuple(pools))
 
 

@@ -16,7 +16,7 @@ from weft.cost.sends import far_between
 from weft.cost.times import BorderTimes
 from weft.cost.traffic import Far
 from weft.planner.search.bounds import Bounds, Flow, bounds_of
-from weft.planner.search.choice import Line, Section, used_cluster
+from weft.planner.search.choice import Line, Section, used_cluster, used_parts
 from weft.planner.search.costs import Costs, Rank
 from weft.planner.search.slopes import MeshTimes
 from weft.schedules.action import Kind
@@ -55,10 +55,17 @@ class Places:
     def ranks(self) -> list[Rank]:
         """Of each mesh, with ZeRO that costs nothing."""
         found = []
-        for section, part in zip(self.line.sections, self.used.pools, strict=True):
+        for section, per_node in self.sections:
             choice = self.costs.without_ways(section, self.most(section))
-            found += [self.costs.rank(section.pool, part.chips_per_node, choice)] * section.meshes
+            found += [self.costs.rank(section.pool, per_node, choice)] * section.meshes
         return found
+
+    @cached_property
+    def sections(self) -> list[tuple[Section, int]]:
+        """With the chips of each node that they fill."""
+        pools = self.costs.problem.cluster.pools
+        every = self.line.sections
+        return [(each, used_parts(pools[each.pool], each)[0].chips_per_node) for each in every]
 
     def most(self, section: Section) -> int:
         """Samples of a microbatch that a rank has at most."""

@@ -22,7 +22,6 @@ from weft.planner.search.choice import (
     Section,
     inner_of,
     mesh_axes,
-    near_ranks,
     num_ranks,
 )
 from weft.planner.search.crossings import Crossings
@@ -349,10 +348,11 @@ class Space:
         for inner, group, meshes in pairs:
             samples = self.samples // share(inner, "samples")
             for ways in self._ways(min(chips // (group * meshes), samples)) if samples else ():
+                section = Section(pool, mesh_axes(ways, inner), meshes)
                 if not self.meshes.runs(inner):
                     self.unmade["axis"] += 1
-                elif self.meshes.fills(pool, group * ways * meshes, near_ranks(inner)):
-                    yield Section(pool, mesh_axes(ways, inner), meshes)
+                elif self.meshes.fills(section):
+                    yield section
                 else:
                     self.unmade["shape"] += 1
 

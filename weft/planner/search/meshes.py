@@ -22,11 +22,12 @@ from weft.planner.search.choice import (
     SPREAD,
     Section,
     inner_of,
+    leaves_rest,
     mesh_axes,
     near_ranks,
     nodes_for,
     num_ranks,
-    used_part,
+    used_parts,
 )
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.validate import why_not
@@ -115,8 +116,7 @@ class Meshes:
     def at_levels(self, section: Section, b: int) -> Iterator[AtLevel]:
         """For ``b`` samples a rank, at each level of ZeRO and with each choice of domains."""
         pool = self.costs.pools[section.pool]
-        part = used_part(pool, section.num_chips, section.together)
-        assert part is not None, section
+        part = used_parts(pool, section)[0]
         for (one,) in self.costs.apart((section,)).values():
             for level in self.costs.zero_levels(one):
                 yield self._at_level(one._replace(meshes=1, zero=level), part.chips_per_node, b)
@@ -201,7 +201,7 @@ class Meshes:
                 continue
             near, together = near_ranks(inner), num_ranks(inner) * same
             counts = self.counts(part.num_chips // together)
-            counts = [meshes for meshes in counts if self.fills(pool, together * meshes, near)]
+            counts = [meshes for meshes in counts if self._fills(pool, together * meshes, near)]
             if not counts:
                 continue
             axes = mesh_axes(same, inner)
@@ -281,7 +281,14 @@ class Meshes:
         few = {-(-layers // n) + more for n in range(1, layers + 1) for more in (0, 1)}
         return [n for n in range(1, most + 1) if n <= ALL_UP_TO or n in few or n == most]
 
-    def fills(self, pool: int, num_chips: int, together: int) -> bool:
+    def fills(self, section: Section) -> bool:
+        """There are nodes for it, as ``used_parts`` has it."""
+        part = self.costs.pools[section.pool]
+        even = self._fills(section.pool, section.num_chips, section.together)
+        return even or (self.options.leave_idle and leaves_rest(section, part))
+
+    def _fills(self, pool: int, num_chips: int, together: int) -> bool:
+        """With equally many chips each."""
         part = self.costs.pools[pool]
         if not self.options.leave_idle and num_chips != part.num_chips:
             return False

@@ -21,7 +21,7 @@ from weft.cost.traffic import Fabric
 from weft.cost.work import Axes, share
 from weft.plan.plan import Recompute
 from weft.planner.problem import Problem
-from weft.planner.search.choice import Section, mesh_axes, near_ranks, num_ranks
+from weft.planner.search.choice import Section, mesh_axes, num_ranks
 from weft.planner.search.costs import KnownCosts
 from weft.planner.search.frames import Space
 from weft.planner.search.meshes import Meshes, divisors, powers
@@ -118,8 +118,7 @@ class Kinds:
             for ways in numbers:
                 if self.samples / self._rate(deep, ways) >= enough:
                     break
-                chips = deep.meshes * ways * num_ranks(deep.inner)
-                if not self.meshes.fills(pool, chips, near_ranks(deep.inner)):
+                if not self.meshes.fills(self._section(deep, ways)):
                     continue
                 found.append(self._with(deep, ways))
                 enough = min(enough, self._enough(found[-1]))
@@ -191,7 +190,7 @@ class Kinds:
         return self.meshes.unit(*deep.unit).forward / self.chunks
 
     def _with(self, deep: Deep, ways: int) -> Reached:
-        section = Section(deep.pool, mesh_axes(ways, deep.inner), deep.meshes, deep.recompute)
+        section = self._section(deep, ways)
         micro = deep.each * section.ways
         roomy = "full" if self.mixed else deep.recompute
         most = self.roomy.most(section._replace(recompute=roomy), deep.each, micro)
@@ -204,6 +203,9 @@ class Kinds:
             ends_s=self.meshes.ends_s(section, deep.each, micro / self.samples)
             * (self.samples / micro / deep.meshes),
         )
+
+    def _section(self, deep: Deep, ways: int) -> Section:
+        return Section(deep.pool, mesh_axes(ways, deep.inner), deep.meshes, deep.recompute)
 
     def _crossing_s(self, section: Section) -> float:
         """What a border between nodes carries one way, where there has to be one."""

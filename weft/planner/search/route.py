@@ -100,9 +100,10 @@ class Route:
     def ranks(self) -> list[Rank]:
         """Of each mesh."""
         found, places = [], self.course.places
-        for section, part in zip(self.line.sections, places.used.pools, strict=True):
+        per_node = [number for _, number in places.sections]
+        for section, number in zip(self.line.sections, per_node, strict=True):
             choice = self.costs.choice(section, places.most(section))
-            found += [self.costs.rank(section.pool, part.chips_per_node, choice)] * section.meshes
+            found += [self.costs.rank(section.pool, number, choice)] * section.meshes
         return found
 
     def timed(self, layers: tuple[int, ...]) -> Timed:

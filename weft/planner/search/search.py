@@ -32,6 +32,7 @@ from weft.planner.search.choice import (
     inner_of,
     plan_of,
     used_cluster,
+    used_parts,
 )
 from weft.planner.search.costs import Costs, KnownCosts
 from weft.planner.search.domains import searches_domains, with_best_domains
@@ -531,7 +532,8 @@ class SearchRun:
         """With the plan, and its time and memory as users see them: its ranks are counted in the
         order of the cluster's pools."""
         plan = plan_of(lines.lines, self.problem.on(lines.cluster))
-        pools = [section.pool for line in lines.lines for section in line.sections]
+        every = [section for line in lines.lines for section in line.sections]
+        pools = [s.pool for s in every for _ in used_parts(lines.cluster.pools[s.pool], s)]
         order = sorted(range(len(pools)), key=pools.__getitem__)
         plan, used = ordered(plan, used_cluster(lines.lines, lines.cluster), order)
         there = self.problem.on(used)

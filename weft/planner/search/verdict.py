@@ -22,7 +22,7 @@ from weft.planner.search.choice import (
     Section,
     mesh_axes,
     stage_layers,
-    used_part,
+    used_parts,
 )
 from weft.planner.search.costs import Costs
 from weft.planner.search.found import Reason
@@ -190,8 +190,7 @@ def _refuse_outside(line: Line, costs: Costs) -> None:
         if section.recompute not in modes:
             more = "; mixes are tried where a plan is among its best few" * options.mixed_recompute
             raise OutsideError(f"recomputation was kept to {', '.join(modes)}{more}")
-        pool = costs.pools[section.pool]
-        if used_part(pool, section.num_chips, section.together) is None:
+        if not used_parts(costs.pools[section.pool], section):
             raise OutsideError(f"{section.num_chips} chips do not fill nodes evenly")
     if line.micro not in _micros(line, costs):
         words = "a rank has a power of two of samples there, or all of its own"
