@@ -43,6 +43,20 @@ def test_each_rank_stays_on_its_own_card() -> None:
     assert again.resolved.cluster.nodes[0].chips == (A100,)
 
 
+def test_a_rank_is_left_out_where_the_others_are_clearly_faster_without() -> None:
+    """Of thirteen for eight samples; of three for as many nobody is."""
+    many = Cluster(nodes=(replace(LAPTOP, chips=(H100,) * 14),))
+    asked = ["model.size=llama3.2-1b", "batch.samples=8", "data.seq_len=2048", "batch.micro=1"]
+    asked += ["plan.schedule=1f1b", "compute.recompute=off"]
+    stages = ", ".join(["{}"] * 14)
+    loaded = load_config("debug", [*asked, f"plan.stages=[{stages}]"])
+    found = plan_for_left(loaded, resolve(loaded, many), range(1, 14))
+    assert found.seats == (*range(1, 1 + found.resolved.plan.world_size),) != (*range(1, 14),)
+    loaded = load_config("debug", [*BATCH, "plan.shares=[2,2,2,2]"])
+    four = Cluster(nodes=(replace(LAPTOP, chips=(H100,) * 4),))
+    assert plan_for_left(loaded, resolve(loaded, four), [0, 1, 3]).seats == (0, 1, 3)
+
+
 def test_what_is_left_waits_for_a_search_so_long_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(left, "SEARCHING_S", -1.0)
     loaded = load_config("debug", [*BATCH, DEEP])

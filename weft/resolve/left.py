@@ -21,6 +21,7 @@ from weft.resolve.planned import (
     Chosen,
     Resources,
     choose,
+    problem_of,
     resources_of_facts,
     resources_of_ranks,
 )
@@ -29,6 +30,8 @@ from weft.resolve.tiers import has_files
 
 SEARCHING_S = 60.0
 """For a plan of what is left, which is the best by then: meanwhile nothing trains."""
+WORTH_LEAVING = 0.05
+"""Part of a step that has to be saved where ranks that could work are left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +48,8 @@ class Left:
 
 def plan_for_left(loaded: Loaded, now: Resolved, left: Sequence[int]) -> Left:
     """What ``plan: auto`` chooses for the chips of these ranks, in order: for the same batch, in
-    the same arithmetic. All of them have work, if any such plan fits. Of a plan with sites what is
-    whole goes on as it is.
+    the same arithmetic. All of them have work, if any such plan fits, unless they are of one kind
+    and clearly faster without some. Of a plan with sites what is whole goes on as it is.
 
     Args:
         now: Its cluster has the chips of its ranks, in their order.
@@ -71,14 +74,21 @@ def plan_for_left(loaded: Loaded, now: Resolved, left: Sequence[int]) -> Left:
 
 
 def _chosen(config: Config, there: Resources) -> Chosen:
-    """With work for all chips, if any such plan fits."""
-    watch = Watch(seconds=SEARCHING_S)
+    """With work for all chips, if any such plan fits; of like chips without some, where that is
+    clearly faster: they do not come back."""
+    watch, some = Watch(seconds=SEARCHING_S), replace(there, may_idle=True)
+    alike, problem = len(there.chips.view.pools) == 1, problem_of(config, there)
     try:
-        return choose(config, there, watch=watch)
+        whole = choose(config, there, watch=watch)
     except NoPlan:
-        if len(there.chips.view.pools) > 1:
+        if not alike:
             raise
-        return choose(config, replace(there, may_idle=True), watch=watch)
+        return choose(config, some, watch=watch)
+    if not alike or watch.is_over:
+        return whole
+    fewer = choose(config, some, watch=watch)
+    whole_s, fewer_s = (problem.time(each.plan).step_s for each in (whole, fewer))
+    return fewer if fewer_s < (1 - WORTH_LEAVING) * whole_s else whole
 
 
 def _of_sites(loaded: Loaded, now: Resolved, left: Sequence[int]) -> Left:
