@@ -216,11 +216,21 @@ class _Outside:
                 expected = "a parameter that was trained when its model was woven"
                 hint = "Load values with assign=False; freeze parameters after weaving, not before."
                 raise ConfigError("model", name, expected, hint)
-        for main in self._mains:
-            given = main.param.detach()[main.box.slices()]
-            if given.data_ptr() != main.value.data_ptr():
-                kept = given == main.value.to(given.dtype)
-                main.value.copy_(torch.where(kept, main.value, given.to(main.value.dtype)))
+        given = [main.param.detach()[main.box.slices()] for main in self._mains]
+        both = [(g, m.value) for g, m in zip(given, self._mains, strict=True)]
+        apart = [(g, value) for g, value in both if g.data_ptr() != value.data_ptr()]
+        if apart and _differ([g for g, _ in apart], [value for _, value in apart]):
+            for written, value in apart:
+                kept = written == value.to(written.dtype)
+                value.copy_(torch.where(kept, value, written.to(value.dtype)))
+
+
+def _differ(given: list[Tensor], values: list[Tensor]) -> bool:
+    """Whether any of these is not what a value is rounded to. Waits for the device."""
+    rounded = [torch.empty_like(each) for each in given]
+    torch._foreach_copy_(rounded, values)
+    torch._foreach_sub_(rounded, given)
+    return bool(torch.stack(torch._foreach_norm(rounded, float("inf"))).amax() != 0)
 
 
 def _put_back(name: str, param: nn.Parameter, memory: Tensor) -> None:
