@@ -208,6 +208,21 @@ class _Outside:
     @torch.no_grad()
     def take_in(self) -> None:
         """Bring what was written to what the optimizer updates; the rest keeps its precision."""
+        self._put_back()
+        given = [main.param.detach()[main.box.slices()] for main in self._mains]
+        both = [(g, m.value) for g, m in zip(given, self._mains, strict=True)]
+        apart = [(g, value) for g, value in both if g.data_ptr() != value.data_ptr()]
+        if apart and _differ([g for g, _ in apart], [value for _, value in apart]):
+            for written, value in apart:
+                kept = written == value.to(written.dtype)
+                value.copy_(torch.where(kept, value, written.to(value.dtype)))
+
+    def _put_back(self) -> None:
+        """Parameters in the memory that they had when their model was woven.
+
+        Raises:
+            ConfigError: one was not trained then, or has become another.
+        """
         for name, param in (pair for root in self._roots for pair in root.named_parameters()):
             memory = self._memory.get(id(param))
             if memory is not None:
@@ -216,13 +231,6 @@ class _Outside:
                 expected = "a parameter that was trained when its model was woven"
                 hint = "Load values with assign=False; freeze parameters after weaving, not before."
                 raise ConfigError("model", name, expected, hint)
-        given = [main.param.detach()[main.box.slices()] for main in self._mains]
-        both = [(g, m.value) for g, m in zip(given, self._mains, strict=True)]
-        apart = [(g, value) for g, value in both if g.data_ptr() != value.data_ptr()]
-        if apart and _differ([g for g, _ in apart], [value for _, value in apart]):
-            for written, value in apart:
-                kept = written == value.to(written.dtype)
-                value.copy_(torch.where(kept, value, written.to(value.dtype)))
 
 
 def _differ(given: list[Tensor], values: list[Tensor]) -> bool:
