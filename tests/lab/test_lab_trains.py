@@ -39,7 +39,8 @@ def test_the_lab_computes_what_weft_computes(here: Path, capfd: pytest.CaptureFi
     assert run(["lab", "cluster.yaml", *fault, "--", *job]) == 0
     printed = capfd.readouterr()
     assert "step 6/6" in printed.out
-    assert "after step 2: fault: step=2 slow rank=1 to=0.4" in printed.err
+    # Whoever looks may have had to wait while ranks went on, where a machine is busy.
+    assert re.search(r"after step [2-6]: fault: step=2 slow rank=1 to=0.4", printed.err)
     assert re.search(r"after step 1 was used: rank 0 \d+%, rank 1 \d+%", printed.err)
     assert commands.numbers(here / "mixed") == commands.numbers(here / "plain")
     assert own_labs() == []
