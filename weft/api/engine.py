@@ -226,7 +226,7 @@ class _Outside:
         for name, param in (pair for root in self._roots for pair in root.named_parameters()):
             memory = self._memory.get(id(param))
             if memory is not None:
-                _put_back(name, param, memory)
+                _with_own_memory(name, param, memory)
             elif param.requires_grad:
                 expected = "a parameter that was trained when its model was woven"
                 hint = "Load values with assign=False; freeze parameters after weaving, not before."
@@ -241,7 +241,7 @@ def _differ(given: list[Tensor], values: list[Tensor]) -> bool:
     return bool(torch.stack(torch._foreach_norm(rounded, float("inf"))).amax() != 0)
 
 
-def _put_back(name: str, param: nn.Parameter, memory: Tensor) -> None:
+def _with_own_memory(name: str, param: nn.Parameter, memory: Tensor) -> None:
     """A parameter that was given other memory, as ``param.data = values`` does, has its own again,
     with the values that it was given."""
     if param.data_ptr() == memory.data_ptr():
