@@ -142,6 +142,10 @@ def test_more_than_the_machine_has_is_refused_with_the_numbers() -> None:
         "speed = [1.0, 1.0, 0.5]: expected speeds that add up to at most 2, the cores of this "
         "machine. They add up to 2.5; with 0.8 of each they would fit."
     )
+    with pytest.raises(ConfigError) as caught:
+        refuse_too_much(chips(*[{"speed": 1.0}] * 3), MACHINE)
+    part = float(str(caught.value).split("with ")[1].split(" of each")[0])
+    refuse_too_much(chips(*[{"speed": part}] * 3), MACHINE)
     refuse_too_much(chips({"speed": 0.1, "memory_gib": 16}), MACHINE)
     with pytest.raises(ConfigError) as caught:
         refuse_too_much(chips({"memory_gib": 10}, {"memory_gib": 8}), MACHINE)

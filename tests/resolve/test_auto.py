@@ -86,6 +86,13 @@ def test_what_is_not_here_is_refused() -> None:
     )
 
 
+def test_processors_keep_no_activations_on_their_hosts() -> None:
+    """Refused by what was asked for, before a search."""
+    config = asked("compute.recompute=offload").config
+    with pytest.raises(ConfigError, match=r"compute.recompute = 'offload': expected off on proc"):
+        choose(config, resources_here(config, Cluster(nodes=(profiles.node(),))))
+
+
 def stages(chosen: Chosen) -> list[StagePlan]:
     return [stage for _, _, stage in chosen.plan.stages()]
 
