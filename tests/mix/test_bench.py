@@ -16,12 +16,15 @@ from mix.mix_cases import MACHINE
 
 from weft.cli.main import run
 from weft.cluster.cluster_file import ClusterFile
+from weft.config.errors import RunError
+from weft.lab.lab import LOGS
 from weft.lab.leftovers import find_labs
 from weft.lab.steps import Moment
 from weft.lab.tools import why_not_here
 from weft.mix.job import load_job, micros_to_try, resolved_alone, target_of_trials, work_of
 from weft.mix.measure import SURE, Bench
 from weft.mix.mix import MixReport, uncertainty
+from weft.mix.turns import REFUSED
 from weft.models.registry import FAMILIES
 from weft.plan.plan import Plan
 from weft.planner.problem import Workload
@@ -53,6 +56,8 @@ class FakeLab:
     """A step of a mix is that part longer and shorter in turn."""
     hangs: bool = False
     """Every plan of several pipelines does, at once."""
+    refuses: bool = False
+    """The last rank's configuration cannot work."""
     runs: list[Plan] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
     """Numbers of the jobs that went on, one after another."""
@@ -123,7 +128,7 @@ class FakeJob:
         return f"{rank} was ended by SIGKILL, out of memory".removeprefix("0 ")
 
     def code(self, _rank: int) -> int:
-        return -9
+        return REFUSED if self.lab.refuses else -9
 
     def is_ready(self) -> bool:
         self.moments = [Moment(0, 0.0, (1.0,) * len(self.used_s))]
@@ -135,7 +140,9 @@ class FakeJob:
         self.now_s += seconds
         done = self.step + 1
         length_s = self.step_s * (1 + self.noise * (-1) ** done)
-        if self.is_short:
+        if self.lab.refuses:
+            self.failed = len(self.used_s) - 1
+        elif self.is_short:
             self.failed = 0
         elif self.now_s >= self.moments[-1].now_s + length_s:
             now_s = self.now_s = self.moments[-1].now_s + length_s
@@ -198,6 +205,28 @@ def test_a_trial_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monk
     assert hung and hung == {r.trial.name for r in report.mixes if len(r.trial.plan.pipelines) > 1}
     assert any("failed, no step in 1800 s" in line for line in said)
     assert report.best.trial.plan.pipelines[0].stages[1:], "a pipeline goes on"
+
+
+@pytest.mark.parametrize("prints", [True, False], ids=["into its log", "where people look"])
+def test_a_refused_trial_says_where_the_reason_is(
+    prints: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = FakeJob.__enter__
+
+    def with_log(self: FakeJob) -> FakeJob:
+        (self.out / LOGS).mkdir()
+        (self.out / LOGS / f"rank{len(self.used_s) - 1}.log").write_text("error: model.size")
+        return write(self)
+
+    if prints:
+        monkeypatch.setattr(FakeJob, "__enter__", with_log)
+    with pytest.raises(RunError, match="was refused: see ") as refusal:
+        measured(tmp_path, monkeypatch, FakeLab(refuses=True))
+    where = str(refusal.value).rpartition("see ")[2]
+    if prints:
+        assert Path(where).read_text() == "error: model.size"
+    else:
+        assert where == "above"
 
 
 def test_what_is_too_slow_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +307,7 @@ def test_ctrl_c_ends_the_bench_and_all_trials(tmp_path: Path) -> None:
     assert [lab for lab in find_labs() if lab.identity.pid == process.pid] == []
 
 
-REFUSED = {
+NOT_TAKEN = {
     "plan.shares=[1]": "plan.shares has no effect on a bench. A bench makes its own plans.",
     "plan=auto": "plan has no effect on a bench. A bench makes its own plans.",
     "--compute.threads 2": "compute.threads has no effect on a bench. Every chip has one.",
@@ -291,7 +320,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("words", REFUSED)
+@pytest.mark.parametrize("words", NOT_TAKEN)
 def test_what_a_bench_does_not_take(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -299,7 +328,7 @@ def test_what_a_bench_does_not_take(
     monkeypatch.chdir(tmp_path)
     Path("c.yaml").write_text(CLUSTER)
     assert run(["bench", "mix", "c.yaml", "debug", *words.split()]) == 2
-    assert REFUSED[words] in capsys.readouterr().err
+    assert NOT_TAKEN[words] in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 

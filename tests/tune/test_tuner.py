@@ -9,7 +9,9 @@ from tune.tune_cases import candidate, play
 
 from weft.tune.belief import Belief, Seen
 from weft.tune.candidate import Candidate
+from weft.tune.page import verdict
 from weft.tune.tuner import LEAST_GAIN, Tuner
+from weft.tune.tuning import Result
 
 THINGS = ("computing on new", "computing on old", "messages between nodes", "calls")
 NUMBER = 40
@@ -107,6 +109,24 @@ def test_what_is_given_is_tried_first_then_the_planners_choice() -> None:
     fates = tuner.fates()
     assert [fates[n].kept for n in range(3)] == [False, True, False]
     assert fates[0].why == "300.0% slower"
+
+
+@pytest.mark.parametrize(
+    ("is_given", "fails", "whose"),
+    [
+        (True, False, "your own plan"),
+        (False, False, "the planner's first choice"),
+        (False, True, "the planner's first choice of those that ran"),
+    ],
+)
+def test_the_verdict_says_whose_plan_it_is(is_given: bool, fails: bool, whose: str) -> None:
+    """What was to be tried first may have had no memory for it."""
+    plans = [candidate(0, 1.0, is_given=is_given), candidate(1, 1.1)]
+    tuner = Tuner(plans, times=1.3, steps=10**6)
+    play(tuner, 0, None if fails else 1.0)
+    play(tuner, 1, 1.1)
+    result = Result(tuner=tuner, final=(), why="", used_s=0.0)
+    assert verdict(result).endswith(f", which was {whose}")
 
 
 def test_plans_that_are_likely_to_run_out_of_memory_come_last() -> None:
