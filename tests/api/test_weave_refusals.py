@@ -1,5 +1,6 @@
 """What would give other numbers in silence, or crash unclearly, is refused by name or right."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -160,6 +161,82 @@ def test_batch_statistics_of_microbatches() -> None:
     with pytest.raises(ConfigError, match=r"model\.1 = 'BatchNorm1d': .* Use GroupNorm"):
         weft.weave(model, sgd, loss=total, plan=plan_of(microbatch=2))
     weft.weave(model, sgd, loss=total, plan=plan_of(microbatch=4)).step(torch.randn(4, 3))
+
+
+class Averaging(nn.Module):
+    """Keeps a running mean of what it was given, in a buffer that PyTorch has no name for."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1  # type: ignore[operator]
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        return x - self.mean
+
+
+def step_by_rank(address: RankAddress, kind: str, in_turn: bool) -> tuple[str, list[float]]:
+    """What is said of a model's first step on two processes, and its weight afterwards."""
+    torch.manual_seed(0)
+    linear = nn.Linear(3, 2)
+    model = nn.Sequential(Averaging() if kind == "averages" else nn.Identity(), linear)
+    if kind == "spectral norm":
+        nn.utils.parametrizations.spectral_norm(linear)
+    before = [param.detach().clone() for param in model.parameters()]
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = plan_of(dp=2, samples=8, microbatch=2 if in_turn else 8)
+    comm = join(address, backend="gloo", device=CPU)
+    engine = woven(model, sgd, comm, loss=total, plan=plan)
+    try:
+        engine.step(torch.randn(8, 3, generator=torch.Generator().manual_seed(1)))
+    except ConfigError as error:
+        assert all(map(torch.equal, before, model.parameters())), "nothing was updated"
+        return str(error), []
+    finally:
+        comm.close()
+    return "", [float(value) for param in model.parameters() for value in param.detach().flatten()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_turn", "name"),
+    [
+        ("averages", False, "0.mean"),
+        ("averages", True, "0.mean"),
+        ("spectral norm", False, ""),
+        ("spectral norm", True, r"1\.parametrizations\.weight\.0\._[uv]"),
+        ("nothing", True, ""),
+    ],
+)
+def test_what_forward_keeps_may_not_depend_on_the_split(
+    kind: str, in_turn: bool, name: str, pool: WorkerPool
+) -> None:
+    """A spectral norm is the same wherever it is computed once a step, and is then as on one."""
+    each = pool.run(step_by_rank, kind, in_turn, world_size=2)
+    for said, _ in each:
+        assert bool(said) == bool(name), said
+        assert re.search(f"forward writes its buffer {name}", said) or not name
+    if kind == "spectral norm" and not in_turn:
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Identity(), nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2))
+        )
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
+        weft.weave(model, sgd, loss=total).step(x)
+        alone = [float(value) for param in model.parameters() for value in param.detach().flatten()]
+        assert each[0][1] == each[1][1] == pytest.approx(alone, rel=1e-5)
+
+
+def test_what_forward_keeps_is_free_where_nothing_is_split() -> None:
+    model = nn.Sequential(Averaging(), nn.Linear(3, 2))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    weft.weave(model, sgd, loss=total).step(torch.ones(4, 3))
+    assert model[0].mean.tolist() == pytest.approx([0.1] * 3)
 
 
 def sparse_model() -> nn.Module:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from weft.api.kept import Kept
 from weft.api.owned import Owned
 from weft.api.refusals import (
     facts_of,
@@ -110,12 +111,16 @@ class WovenEngine:
         Raises:
             ConfigError: the batch has no samples, not as many as the plan says, or weights that add
                 up to less than 0; processes have unlike batches; the model has trained parameters
-                that it did not have before. The parameters are what they were.
+                that it did not have before, or buffers that its forward writes in each of several
+                micro-batches or by the samples of one process. The parameters are what they were.
         """
         mine = self._take(batch)
         self._outside.take_in()
-        engine = self._built.engine
-        self.last, factor = engine.backward(mine)
+        engine, kept = self._built.engine, None if self.last else Kept(self.layers)
+        result, factor = engine.backward(mine)
+        if kept is not None:
+            kept.refuse_odd(self._comm, len(mine))
+        self.last = result
         refuse_weight(self.last.weight)
         engine.update(factor, self.last.weight)
         self._built.gradients.fence()

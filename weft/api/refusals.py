@@ -197,12 +197,7 @@ def refuse_unlike_batches(tensors: Iterable[Tensor], comm: Comm) -> None:
 
     Collective. ``tensors``: the leaves of this process's batch.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        flat = tensor.detach().cpu().resolve_conj().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
-    digests = comm.gather_json(digest.hexdigest(), name="compare batches")
+    digests = comm.gather_json(digest_of(tensors), name="compare batches")
     for rank, other in enumerate(digests):
         if other != digests[0]:
             expected = "the whole global batch, the same on every process"
@@ -210,6 +205,16 @@ def refuse_unlike_batches(tensors: Iterable[Tensor], comm: Comm) -> None:
             hint += "all processes alike, or keep a loop of parts with weft.distributed_model."
             value = f"other values on rank {rank} than on rank 0"
             raise ConfigError("batch", value, expected, hint)
+
+
+def digest_of(tensors: Iterable[Tensor]) -> str:
+    """Equal where dtypes, shapes and all bits are."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        flat = tensor.detach().cpu().resolve_conj().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def losses_and_weights(result: Any) -> tuple[Tensor, Tensor | None]:
