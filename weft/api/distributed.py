@@ -14,12 +14,15 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor, nn
 
+from weft.api.alike import refuse_unlike_settings, refuse_unlike_values
 from weft.api.engine import join_with, start_alike
 from weft.api.refusals import (
     refuse_batch_statistics,
+    refuse_norm,
     refuse_odd_gradients,
     refuse_strangers,
     refuse_unfit,
+    refuse_unlike,
 )
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
@@ -85,6 +88,7 @@ def distributed_optimizer(
         ConfigError: here, the model or optimizer cannot work so; in ``step``, it has no weight, or
             gradients were changed after ``backward``.
     """
+    refuse_norm(max_grad_norm)
     if any(isinstance(h, _Reduction) for h in optimizer._optimizer_step_pre_hooks.values()):
         return optimizer
     if unweighted not in get_args(Unweighted):
@@ -136,6 +140,7 @@ class _Reduction:
 
     def __post_init__(self) -> None:
         self._seen: dict[Tensor, tuple[int, int]] = {}
+        self._num_steps = 0
         self._num_before = self._membership.num_samples
         """Samples that the model was given up to the last step of this optimizer."""
         comm, params = self._membership.comm, self._params
@@ -171,7 +176,7 @@ class _Reduction:
             param.register_post_accumulate_grad_hook(seen)  # type: ignore[no-untyped-call]
 
     def __call__(
-        self, _optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         weight = kwargs.get("weight")
         rest = {key: value for key, value in kwargs.items() if key != "weight"}
@@ -181,11 +186,24 @@ class _Reduction:
             if args[1:] or rest.get("closure") is not None:
                 hint = "Compute the loss and call backward before step."
                 raise ConfigError("optimizer.step(closure=)", "a function", "none", hint)
+            self._compare(optimizer)
             self._reduce(weight)
         elif self._max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self._params.values(), self._max_grad_norm)
         self._num_before = self._membership.num_samples
         return args, rest
+
+    def _compare(self, optimizer: torch.optim.Optimizer) -> None:
+        """The 1st, 2nd, 4th, 8th ... step is made with the same settings on every process; the
+        first from the same values."""
+        self._num_steps += 1
+        comm, names = self._membership.comm, {id(p): name for name, p in self._params.items()}
+        if self._num_steps == 1:
+            settings = {"max_grad_norm": self._max_grad_norm, "unweighted": self._unweighted}
+            refuse_unlike(comm, settings)
+            refuse_unlike_values(self._params.items(), comm)
+        if self._num_steps.bit_count() == 1:
+            refuse_unlike_settings(optimizer, names, comm)
 
     @torch.no_grad()
     def _reduce(self, weight: float | None) -> None:

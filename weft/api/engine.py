@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from weft.api.kept import Kept
+from weft.api.alike import Kept, named, refuse_unlike_settings, refuse_unlike_values
 from weft.api.owned import Owned
 from weft.api.refusals import (
     facts_of,
+    number_of,
     refuse_odd_weights,
     refuse_other_state,
+    refuse_schedule,
     refuse_state,
     refuse_unlike,
     refuse_unlike_batches,
@@ -28,7 +30,7 @@ from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.config.errors import ConfigError
 from weft.nn.stage import MicroBatch, Term, Terms, Tree
-from weft.optim.pytorch import TorchOptimizer, set_lr
+from weft.optim.pytorch import TorchOptimizer, load_settings, set_lr
 from weft.parallel.gradients import Gradients
 from weft.parallel.mains import MainParam
 from weft.plan.plan import Plan
@@ -87,6 +89,8 @@ class WovenEngine:
         self.layers = layers
         """Those that this process holds, by number; a whole model is number 0."""
         self._outside = _Outside(built.gradients, layers.values())
+        self._names = {id(main.value): main.spec.name for main in built.gradients.mains}
+        """Of what the optimizer updates."""
         self._num_batches = 0
         """That were taken, those of evaluations among them."""
         self.last: StepResult | None = None
@@ -110,13 +114,18 @@ class WovenEngine:
 
         Raises:
             ConfigError: the batch has no samples, not as many as the plan says, or weights that add
-                up to less than 0; processes have unlike batches; the model has trained parameters
-                that it did not have before, or buffers that its forward writes in each of several
-                micro-batches or by the samples of one process. The parameters are what they were.
+                up to less than 0; processes have unlike batches, parameters or settings; the model
+                has trained parameters that it did not have before, or buffers that its forward
+                writes in each of several micro-batches or by the samples of one process. The
+                parameters are what they were.
         """
         mine = self._take(batch)
         self._outside.take_in()
-        engine, kept = self._built.engine, None if self.last else Kept(self.layers)
+        kept = None
+        if self.last is None:
+            refuse_unlike_values(named(self.layers), self._comm)
+            kept = Kept(self.layers)
+        engine = self._built.engine
         result, factor = engine.backward(mine)
         if kept is not None:
             kept.refuse_odd(self._comm, len(mine))
@@ -127,12 +136,15 @@ class WovenEngine:
         return self.last.loss
 
     def train_batch(self, batch: Any, lr: float | LRScheduler | None = None) -> Tensor:
-        """``step`` with the learning rate: a number to use now, or a schedule to step after."""
+        """``step`` with the learning rate: a number to use now, or a schedule to step after.
+
+        Raises:
+            ConfigError: besides, no such rate, or a schedule that asks for more than to be stepped.
+        """
         if isinstance(lr, LRScheduler):
-            if lr.optimizer is not self.optimizer:
-                raise ConfigError("lr", type(lr).__name__, "a schedule of engine.optimizer")
+            refuse_schedule(lr, self.optimizer)
         elif lr is not None:
-            set_lr(self.optimizer, lr)
+            set_lr(self.optimizer, number_of("lr", lr, "a finite number >= 0, or a schedule"))
         loss = self.step(batch)
         if isinstance(lr, LRScheduler):
             lr.step()
@@ -165,17 +177,20 @@ class WovenEngine:
         the layers load theirs.
 
         Raises:
-            ConfigError: it is of another model, plan or precision. Nothing was changed then.
+            ConfigError: it is of another model, plan, precision or optimizer. Nothing was changed
+                then.
         """
         refuse_other_state(state, self._outside.places, self._outside.exact())
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_settings(self.optimizer, state["optimizer"])
         self._outside.restore(state["exact"])
 
     def _take(self, batch: Any) -> list[MicroBatch]:
-        """This process's part. The 1st, 2nd, 4th, 8th ... batch is compared with the others'."""
+        """This process's part. The 1st, 2nd, 4th, 8th ... batch is compared with the others', and
+        with what settings it is trained on."""
         self._num_batches += 1
         if self._comm.world_size > 1 and self._num_batches.bit_count() == 1:
             refuse_unlike_batches(leaves(batch), self._comm)
+            refuse_unlike_settings(self.optimizer, self._names, self._comm)
         return self._cut(batch)
 
 

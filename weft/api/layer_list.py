@@ -144,6 +144,20 @@ class Skeleton:
         return found, in_place
 
 
+def refuse_modules(layers: Sequence[Layer]) -> None:
+    """What is built already would have to be on every process."""
+    for number, layer in enumerate(layers):
+        if not isinstance(layer, Layer):
+            hint = "Write weft.Layer(nn.Linear, 3, 2): each process builds what it computes."
+            raise ConfigError(f"layers[{number}]", type(layer).__name__, "a weft.Layer", hint)
+
+
+def whole_number(key: str, value: Any, *, least: int) -> None:
+    """Raises ConfigError: it is none, or less."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(key, value, f"a whole number >= {least}")
+
+
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(param.shape) for name, param in module.named_parameters()}
 
@@ -202,10 +216,11 @@ def split(
     Raises:
         ConfigError: there are fewer layers than stages, counts that do not fit, or no such setting.
     """
-    for name, value in settings.items():
-        if name not in SETTINGS:
-            expected = f"one of the settings of stages: {', '.join(SETTINGS)}"
-            raise ConfigError(name, value, expected, "How many stages there are, meshes= says.")
+    refuse_modules(layers)
+    SCHEDULES.named("schedule", schedule)
+    given = {} if meshes is None else {"meshes": meshes}
+    _refuse_counts(samples=samples, microbatch=microbatch, dp=dp, **given)
+    _refuse_settings(settings)
     if "precision" not in settings and _is_wide(layers):
         settings["precision"] = "fp64"
     if meshes is None:
@@ -223,6 +238,18 @@ def split(
         stages=stages, samples=samples, microbatch=microbatch, schedule=schedule
     )
     return Plan(num_layers=len(layers), pipelines=(pipeline,))
+
+
+def _refuse_counts(**counts: object) -> None:
+    for name, number in counts.items():
+        whole_number(name, number, least=1)
+
+
+def _refuse_settings(settings: Mapping[str, object]) -> None:
+    for name, value in settings.items():
+        if name not in SETTINGS:
+            expected = f"one of the settings of stages: {', '.join(SETTINGS)}"
+            raise ConfigError(name, value, expected, "How many stages there are, meshes= says.")
 
 
 def _is_wide(layers: Sequence[Layer]) -> bool:

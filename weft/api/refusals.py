@@ -12,10 +12,14 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
+from math import inf
+from numbers import Real
+from sys import float_info
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError, show
@@ -76,6 +80,37 @@ def refuse_unfit(model: nn.Module) -> None:
     if next(model.parameters(), None) is None:
         raise ConfigError("model", type(model).__name__, "a module with parameters")
     refuse_woven("model", model)
+
+
+def number_of(key: str, value: Any, expected: str, *, least: float = 0.0) -> float:
+    """A finite one that is no less.
+
+    Raises:
+        ConfigError: it is none; ``expected``: in words.
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not least <= value < inf:
+        raise ConfigError(key, value, expected)
+    return float(value)
+
+
+def refuse_norm(max_grad_norm: Any) -> None:
+    """A negative one would turn gradients around, and with 0 nothing would ever be learned."""
+    if max_grad_norm is not None:
+        expected = "a finite number > 0, or None, which clips nothing"
+        number_of("max_grad_norm", max_grad_norm, expected, least=float_info.min)
+
+
+def refuse_schedule(schedule: LRScheduler, optimizer: torch.optim.Optimizer) -> None:
+    """It is stepped after the update, when nothing can be refused any more."""
+    name = type(schedule).__name__
+    if schedule.optimizer is not optimizer:
+        raise ConfigError("lr", name, "a schedule of engine.optimizer")
+    step = inspect.signature(type(schedule).step)
+    asked = [each for each in step.parameters.values() if each.default is inspect.Parameter.empty]
+    if len(asked) > 1:
+        hint = f"It wants {asked[1].name}: call engine.step(batch), and then its step yourself."
+        raise ConfigError("lr", name, "a schedule that is stepped without arguments", hint)
 
 
 def refuse_other_state(state: Mapping[str, Any], places: Sequence[str], own: Named) -> None:
@@ -139,6 +174,9 @@ def _key(where: str, name: str) -> str:
 
 def refuse_strangers(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """An optimizer may update the model's parameters, or some of them, and nothing else."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        value = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+        raise ConfigError("optimizer", value, "one that was built over model.parameters()")
     strangers = {p for group in optimizer.param_groups for p in group["params"]}
     strangers -= set(model.parameters())
     if strangers:
@@ -226,6 +264,9 @@ def losses_and_weights(result: Any) -> tuple[Tensor, Tensor | None]:
         value = f"({names})" if is_pair else f"a {type(result).__name__}"
         hint = "Pass loss=, a function of the model and a batch that returns these."
         raise ConfigError("loss", value, "a tensor of losses, or (losses, weights)", hint)
+    if torch.is_grad_enabled() and not losses.requires_grad:
+        hint = "Leave out detach(), item() and comparisons, and train some of the parameters."
+        raise ConfigError("loss", "losses without gradients", "losses of what is trained", hint)
     if losses.ndim == 0:
         hint = 'Pass reduction="none": Weft takes the mean over the whole job.'
         raise ConfigError("loss", "a scalar", "losses that are not reduced", hint)

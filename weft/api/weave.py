@@ -31,6 +31,7 @@ from weft.api.refusals import (
     copies_of,
     losses_and_weights,
     refuse_batch_statistics,
+    refuse_norm,
     refuse_odd_gradients,
     refuse_optimizer,
     refuse_sites,
@@ -95,6 +96,7 @@ def weave(
     """
     address = RankAddress.from_environment() or RankAddress()
     _check(model, optimizer)
+    refuse_norm(max_grad_norm)
     if precision is not None and precision not in tuple(PRECISIONS):
         raise ConfigError("precision", precision, f"None or one of {tuple(PRECISIONS)}")
     if isinstance(plan, Plan):

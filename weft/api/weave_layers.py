@@ -20,9 +20,19 @@ from weft.api.engine import (
     num_samples,
     weighted_sum,
 )
-from weft.api.layer_list import PROBE, ElementLoss, Layer, Skeleton, in_words, refusing
+from weft.api.layer_list import (
+    PROBE,
+    ElementLoss,
+    Layer,
+    Skeleton,
+    in_words,
+    refuse_modules,
+    refusing,
+    whole_number,
+)
 from weft.api.refusals import (
     refuse_delayed_scales,
+    refuse_norm,
     refuse_optimizer,
     refuse_sites,
     refuse_state_elsewhere,
@@ -80,6 +90,12 @@ def weave_layers(
     """
     address = RankAddress.from_environment() or RankAddress()
     check_layer_plan(plan, layers)
+    refuse_norm(max_grad_norm)
+    whole_number("seed", seed, least=0)
+    if not callable(optimizer):
+        expected = "what makes one of (name, parameter) pairs"
+        hint = "Such as functools.partial(torch.optim.AdamW, lr=1e-3): each process makes its own."
+        raise ConfigError("optimizer", type(optimizer).__name__, expected, hint)
     if plan.world_size != address.world_size:
         raise ConfigError("plan", f"{plan.world_size} ranks", f"{address.world_size} ranks")
     comm, _ = join_plan(address, plan)
@@ -100,6 +116,7 @@ def check_layer_plan(plan: Plan, layers: Sequence[Layer]) -> None:
     """Refuse what only a model that Weft knows can do."""
     if not isinstance(plan, Plan):
         raise ConfigError("plan", plan, "a weft.plan.plan.Plan, e.g. from weft.split")
+    refuse_modules(layers)
     validate_plan(plan, num_layers=len(layers), global_batch=plan.global_batch)
     refuse_sites(plan)
     refuse_state_elsewhere(plan)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from weft.config.errors import ConfigError
 from weft.parallel.gradients import Gradients
 
 
@@ -26,6 +29,26 @@ class TorchOptimizer:
         for main in self._gradients.mains:
             main.value.grad = main.grad
         self.optimizer.step()
+
+
+def load_settings(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """Go on from the ``state_dict`` of an optimizer of the same kind.
+
+    Raises:
+        ConfigError: it is of another one. Nothing was changed then.
+    """
+    before = {"state": optimizer.state, "param_groups": optimizer.param_groups}
+    try:
+        optimizer.load_state_dict(state)
+        groups = optimizer.param_groups
+        lacking = [key for key in optimizer.defaults for group in groups if key not in group]
+        problem = f"It lacks {lacking[0]}." if lacking else ""
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        vars(optimizer).update(before)
+        expected = f"what the state_dict of {type(optimizer).__name__} was"
+        raise ConfigError("state.optimizer", "another one's", expected, problem)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

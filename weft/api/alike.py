@@ -1,0 +1,134 @@
+"""What processes hold of a model more than once: values, settings and buffers, the same on all.
+
+Nothing sends them after the start, so where they differ, copies of a model go apart in silence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
+from math import hypot
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.api.refusals import digest_of
+from weft.comm.comm import Comm
+from weft.config.errors import ConfigError, show
+
+ALIKE = 1e-5
+"""Of a tensor's norm: initial values that unlike machines compute differ by less."""
+OF_THE_MACHINE = {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
+"""Of an optimizer's settings, those that change no number, or are not numbers."""
+
+
+@torch.no_grad()
+def refuse_unlike_values(params: Iterable[tuple[str, Tensor]], comm: Comm) -> None:
+    """Collective; by their sums and norms.
+
+    Raises:
+        ConfigError: a parameter has other values on one process than on another.
+    """
+    named = [(name, value) for name, value in params if value.is_floating_point()]
+    sums = [value.sum(dtype=torch.float64) for _, value in named]
+    norms = [torch.linalg.vector_norm(value, dtype=torch.float64) for _, value in named]
+    pairs = torch.stack([*sums, *norms]).view(2, -1).T.tolist() if named else []
+    mine = {name: pair for (name, _), pair in zip(named, pairs, strict=True)}
+    for name, ranks in _by_name(comm, mine, "compare values").items():
+        (first, (total, norm)), *others = ranks.items()
+        for rank, (other_total, other_norm) in others:
+            if hypot(other_total - total, other_norm - norm) > ALIKE * max(norm, other_norm):
+                hint = "Load values on every process, not on one alone."
+                expected = f"the values that it has on rank {first}"
+                raise ConfigError("model", f"{name} on rank {rank}", expected, hint)
+
+
+def refuse_unlike_settings(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str], comm: Comm
+) -> None:
+    """Collective. ``names``: of what the optimizer updates, by identity.
+
+    Raises:
+        ConfigError: it updates the same parameter otherwise on another process.
+    """
+    mine: dict[str, Any] = {}
+    for group in optimizer.param_groups:
+        settings = dict(_numbers(group))
+        mine |= dict.fromkeys((names[id(p)] for p in group["params"] if id(p) in names), settings)
+    for name, ranks in _by_name(comm, mine, "compare settings").items():
+        (first, settings), *others = ranks.items()
+        for rank, other in others:
+            unlike = [k for k in {**settings, **other} if settings.get(k) != other.get(k)]
+            for key in unlike[:1]:
+                value = f"{show(other.get(key))} for {name} on rank {rank}"
+                expected = f"{show(settings.get(key))}, as on rank {first}"
+                hint = "Give every process the same settings, learning rates and schedules."
+                raise ConfigError(f"optimizer: {key}", value, expected, hint)
+
+
+class Kept:
+    """The buffers of some modules, by name, as they are when it is made.
+
+    What a forward writes to them, such as the vectors of a spectral norm or averages of samples,
+    may depend on how often a step calls it, and with which samples.
+    """
+
+    def __init__(self, layers: Mapping[int, nn.Module]) -> None:
+        self._versions = {
+            name: (buffer, buffer._version)
+            for name, buffer in named(layers, nn.Module.named_buffers)
+            if buffer.is_floating_point() or buffer.is_complex()
+        }
+
+    def refuse_odd(self, comm: Comm, microbatches: int) -> None:
+        """Of a step since then, whose part here were so many microbatches. Collective.
+
+        Raises:
+            ConfigError: forward wrote to a buffer, in one of several microbatches or not the same
+                on all processes that have it.
+        """
+        held = {
+            name: [digest_of([buffer]) if buffer._version != version else "", microbatches]
+            for name, (buffer, version) in self._versions.items()
+        }
+        for name, ranks in _by_name(comm, held, "compare buffers").items():
+            found = {digest for digest, _ in ranks.values()}
+            once = len(found) == 1 and max(many for _, many in ranks.values()) == 1
+            if found != {""} and not once:
+                hint = "What it holds would depend on the split. Keep it outside of the model, or "
+                hint += "let no step change it (module.eval())."
+                expected = "one that it does not write, or writes alike: once a step everywhere"
+                raise ConfigError("model", f"forward writes its buffer {name}", expected, hint)
+
+
+def named(
+    layers: Mapping[int, nn.Module],
+    of: Callable[[nn.Module], Iterable[tuple[str, Tensor]]] = nn.Module.named_parameters,
+) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of layers, by number; of a model that is not divided by their names in it."""
+    for number, module in layers.items():
+        for name, tensor in of(module):
+            yield f"layers.{number}.{name}".removeprefix("layers.0."), tensor
+
+
+def _numbers(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Settings of a group of parameters, as JSON can say them."""
+    for key, value in group.items():
+        plain = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        if key not in OF_THE_MACHINE and isinstance(plain, int | float | str | tuple | list):
+            yield key, json.loads(json.dumps(plain, default=str))
+
+
+def _by_name(comm: Comm, mine: Mapping[str, Any], what: str) -> dict[str, dict[int, Any]]:
+    """For each name the value of every rank that has one; of one rank where all have the same."""
+    digest = hashlib.sha256(json.dumps(mine).encode()).hexdigest()
+    if len({*comm.gather_json(digest, name=what)}) == 1:
+        return {name: {comm.rank: value} for name, value in mine.items()}
+    every = comm.gather_json(mine, name=f"{what} in full")
+    return {
+        name: {rank: facts[name] for rank, facts in enumerate(every) if name in facts}
+        for name in dict.fromkeys(chain(*every))
+    }
