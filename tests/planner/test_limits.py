@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from weft.cluster.cluster import catalogue
+from weft.cluster.cluster_file import read_view
 from weft.cluster.view import ChipPool, ClusterView
 from weft.cost.memory import memory_of_plan
 from weft.models.llama.sizes import SIZES
@@ -161,10 +163,25 @@ def test_chips_that_a_plan_leaves_idle_are_not_hired() -> None:
     used, idle = (replace(pool, price_per_hour=2.0) for _ in range(2) for pool in nodes(8).pools)
     cluster = ClusterView((used, idle))
     best = candidate(plan(meshes=2, tp=4, micro=8), "best", ClusterView((used,)))
-    helps = [*what_would_help(Problem(WORKLOAD, cluster), best, searches=0)]
+    problem = replace(some_problem(), cluster=cluster)
+    node, *helps = what_would_help(problem, best, searches=1)
+    assert node.costs_per_hour == 2.0 * 8, "what the file has besides is no part of a node"
     hired = 2.0 * best.cluster.world_size
     assert helps
     assert [each.worth_per_hour for each in helps] == [pytest.approx(h.gain * hired) for h in helps]
+
+
+@pytest.mark.parametrize("network", ["", ", network_gbit: 10"])
+def test_no_node_more_on_a_network_that_nobody_knows(network: str, tmp_path: Path) -> None:
+    """A machine alone needs none, and a rate that was made up would be advice made up."""
+    sheet = "name: T, peak_tflops: {bf16: 100}, memory_gib: 80, memory_gb_s: 800, link_gb_s: 50"
+    file = tmp_path / "one.yaml"
+    file.write_text(
+        f"chips: [{{{sheet}}}]\npools: [{{chip: T, nodes: 1, chips_per_node: 4{network}}}]\n"
+    )
+    problem = replace(some_problem(), cluster=read_view(file))
+    helps = [*what_would_help(problem, search(problem).best, searches=1)]
+    assert helps and bool(network) == helps[0].change.startswith("one more node of 4 x T")
 
 
 def test_advice_is_what_a_plan_has_not_done_yet() -> None:

@@ -267,11 +267,13 @@ def _pool(pools: Sequence[PoolEntry], number: int, own: Sequence[OwnChip]) -> Ch
         raise ConfigError(f"{key}.nodes", entry.nodes, "1 beside node, which names one machine")
     if entry.link_gb_s is not None:
         chip = replace(chip, link_gb_s=entry.link_gb_s)
+    network = entry.network_gbit or chip.network_gbit_s
     return ChipPool(
         chip=chip,
         num_nodes=entry.nodes,
         chips_per_node=entry.chips_per_node,
-        network_gbit_s=entry.network_gbit or chip.network_gbit_s or _UNUSED_GBIT_S,
+        network_gbit_s=network or _UNUSED_GBIT_S,
+        has_network=bool(network),
         oversubscription=entry.oversubscription,
         network_latency_s=entry.latency_us / 1e6,
         node=entry.node or "",

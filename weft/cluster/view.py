@@ -93,6 +93,9 @@ class ChipPool:
     chips_per_node: int
     network_gbit_s: float | None = None
     """One chip's part of its node's network; None takes the chip's usual adapter."""
+    has_network: bool = True
+    """False: it is the only node, nothing is known of links to another, and their rate means
+    nothing."""
     oversubscription: float = 1.0
     """How many times the nodes' adapters exceed what the switches above them carry."""
     link_latency_s: float = 3e-6

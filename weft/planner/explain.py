@@ -307,16 +307,16 @@ def _nodes_more(
 ) -> Iterator[Help]:
     """A node more of each kind, with another search that was not ended early."""
     for number, pool in enumerate(problem.cluster.pools):
-        if not pool.node and pool.site is None:
+        if pool.has_network and not pool.node and pool.site is None:
             larger = problem.on(with_node(problem.cluster, number))
             step_s = _searched_s(larger, watch)
             if step_s == inf:
                 return
-            gain, costs = best_s / step_s - 1, price_per_hour(larger.cluster)
+            gain, node = best_s / step_s - 1, replace(pool, num_nodes=1, hosts=())
             worth = None if hired is None else gain * hired
-            more = None if hired is None or costs is None else costs - hired
+            costs = None if hired is None else price_per_hour(ClusterView((node,)))
             name = f"one more node of {pool.chips_per_node} x {pool.chip.name}"
-            yield Help(name, step_s, gain, worth, more)
+            yield Help(name, step_s, gain, worth, costs)
 
 
 def with_node(cluster: ClusterView, number: int) -> ClusterView:
