@@ -41,6 +41,7 @@ def test_a_run_moves_to_other_plans(here: Path, capsys: pytest.CaptureFixture[st
                 assert command.rank(1) == first[1]
                 assert command.rank(2) not in first.values()
         refused = moved("plan.stages=[{layers: 5}, {}]")
+        nothing = moved()
         assert first[0] in command.alive(), "rank 0 is the process that it was"
         assert not list((command.out / "checkpoints").iterdir()), "nothing was written"
         command.process.send_signal(signal.SIGINT)
@@ -48,6 +49,7 @@ def test_a_run_moves_to_other_plans(here: Path, capsys: pytest.CaptureFixture[st
     assert code == STOPPED, errors
     assert refused[0] == 2
     assert "plan.stages" in refused[2]
+    assert nothing[0] == 2 and "--ranks, --plan or KEY=VALUE = null" in nothing[2]
     assert [answer["words"].partition(";")[0] for answer in answers] == [
         "2 ranks: 1 + 1, instead of 2 ranks: 1 + 1",
         "3 ranks: 1 + 1 + 1, instead of 2 ranks: 1 + 1",
@@ -73,6 +75,8 @@ def test_a_run_moves_to_other_plans(here: Path, capsys: pytest.CaptureFixture[st
 def test_what_cannot_move_is_refused(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["elastic", "move", str(finished), "--ranks", "1"]) == 2
     assert "expected a run that trains now and can take other plans" in capsys.readouterr().err
+    assert run(["elastic", "move", str(finished / "nope"), "--ranks", "1"]) == 2
+    assert "There is no such folder" in capsys.readouterr().err
 
 
 def test_one_request_at_a_time(tmp_path: Path, finished: Path) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -114,6 +115,16 @@ def test_init_reads_one_row_and_names_the_columns(
     said("init", "--data", name, "--field", "review")
     (source,) = load_config("weft.yaml").config.data.all_sources
     assert source.field == "review"
+
+
+def test_what_to_type_next_can_be_pasted(
+    tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output, _ = said("init", "my folder")
+    assert output.endswith("go on with: weft train 'my folder/weft.yaml'\n")
+    (line,) = output.splitlines()
+    assert Path(shlex.split(line.rpartition("go on with: ")[2])[-1]).is_file()
 
 
 def test_version(said: Said) -> None:

@@ -65,6 +65,12 @@ REFUSALS = [
         overrides=("train.lr=1e-3",),
     ),
     Case(
+        "another word for the kind of a section",
+        "unknown key 'optim.schedule.name': did you mean 'optim.schedule.kind'?\n"
+        "    on the command line",
+        overrides=("optim.schedule.name=cosine",),
+    ),
+    Case(
         "another trainer's word",
         "unknown key 'gradient_accumulation_steps': did you mean 'batch.accumulation'?\n"
         "    on the command line",

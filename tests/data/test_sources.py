@@ -305,6 +305,7 @@ ALLOWED = (
     "text, .jsonl, .csv or .tsv (each also as .gz or .zst), .parquet, .arrow or a Megatron .idx."
 )
 P, F = "data.path = '{path}': expected ", "data.sources[0].field = 'text': expected "
+N = " Name another: data.path=null 'data.sources=[{path: {path}, field: NAME}]'."
 REFUSALS: list[tuple[Callable[[Path], Path], str]] = [
     (make_absent, P + 'a file or a folder that exists. "builtin:python" needs no file.'),
     (make_empty_file, P + "a source with text in it. It is empty."),
@@ -324,13 +325,13 @@ REFUSALS: list[tuple[Callable[[Path], Path], str]] = [
         "Correct or delete that line.",
     ),
     (make_array_line, P + "one JSON object a line. {path}:2 is a JSON list, not an object."),
-    (make_other_field, F + "a field that holds text in every row. {path}:1 has: content, id."),
-    (make_number, F + "a field that holds text in every row. {path}:3 has int there."),
+    (make_other_field, F + "a field that holds text in every row. {path}:1 has: content, id." + N),
+    (make_number, F + "a field that holds text in every row. {path}:3 has int there." + N),
     (
         make_parquet_without_column,
-        F + "a field that holds text in every row. {path} has: body, id.",
+        F + "a field that holds text in every row. {path} has: body, id." + N,
     ),
-    (make_parquet_of_numbers, F + "a column of strings. {path} has int64 there."),
+    (make_parquet_of_numbers, F + "a column of strings. {path} has int64 there." + N),
     (make_no_parquet, P + "Parquet files. {path}: Parquet magic bytes not found in footer. .*"),
     (make_lone_index, P + "a .idx with its .bin beside it. x.bin is missing."),
     (

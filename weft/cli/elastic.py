@@ -61,6 +61,8 @@ def move(
     from weft.elastic.move import ask, await_answer, has_machines, is_there
     from weft.elastic.replan import refuse_move
 
+    if not run.is_dir():
+        raise ConfigError("RUN", str(run), "the folder of a run", "There is no such folder.")
     if not is_there(run):
         hint = "It has to be started by `weft train` alone, with recovery.restarts above 0."
         expected = "a run that trains now and can take other plans"
@@ -109,8 +111,8 @@ def _pairs(
         name for name, has in (("--ranks", ranks), ("--plan", plan), ("KEY=VALUE", pairs)) if has
     ]
     if len(given) != 1:
-        expected = "one of --ranks, --plan and KEY=VALUE, which say the plan"
-        raise ConfigError("RUN", ", ".join(given) or None, expected)
+        expected = "one of them, which says the plan"
+        raise ConfigError("--ranks, --plan or KEY=VALUE", ", ".join(given) or None, expected)
     if plan not in (None, "auto"):
         raise ConfigError("--plan", plan, '"auto"', "Others are written plan.KEY=VALUE.")
     for pair in pairs:

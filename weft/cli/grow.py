@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -217,7 +218,8 @@ def _grow(
     moments = "goes on: its moments grew too" if facts["moments"] == "kept" else "begins anew"
     out.print(f"the optimizer {moments}")
     if found.has_config:
-        out.print(f"go on with: weft train {to / MODEL_FILE} --out {to} seed=1")
+        file, folder = quote(str(to / MODEL_FILE)), quote(str(to))
+        out.print(f"go on with: weft train {file} --out {folder} seed=1")
     else:
         out.print(f"go on with a file that has the line `extends: {to / MODEL_FILE}`")
 

@@ -6,6 +6,7 @@ import json as json_format
 import math
 import re
 from pathlib import Path
+from shlex import quote
 from string import Template
 from typing import Annotated
 
@@ -137,7 +138,7 @@ def init(
     if json:
         print_json({"config": str(file)})
     else:
-        out.print(f"wrote {file}; go on with: weft train {file}")
+        out.print(f"wrote {file}; go on with: weft train {quote(str(file))}")
 
 
 def configuration(file: Path, *, data: str, field: str | None, size: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from weft.cli.output import COLUMNS, out, print_table
@@ -38,7 +39,7 @@ def print_summary(folder: Path, summary: Mapping[str, Any], checkpoints: object)
     if (page := folder / "report.html").exists():
         out.print(f"report:     {page}")
     out.print(f"checkpoint: {checkpoints}")
-    out.print(f"go on with: weft chat {folder}")
+    out.print(f"go on with: weft chat {quote(str(folder))}")
 
 
 def _held_out(found: Mapping[str, Any] | None, baselines: Mapping[str, float]) -> Iterator[str]:

@@ -46,6 +46,7 @@ _OTHER_NAMES = {
     "dtype": "compute.precision",
     "save_steps": "checkpoint.every",
     "eval_steps": "train.eval_every",
+    "eval.every": "train.eval_every",
     "logging_steps": "train.log_every",
     "world_size": "plan.shares",
     "pipeline_schedule": "plan.schedule",
@@ -139,12 +140,20 @@ def nearest_key(key: str, siblings: Sequence[str] = (), top: Node | None = None)
     by_leaf = {_leaf(other): other for other in reversed(keys)}
     guesses = (
         _OTHER_NAMES.get(key, _OTHER_NAMES.get(leaf, "")) if top is root() else "",
+        _kind_of(key, siblings),
         nearest(key, siblings, cutoff),
         nearest(key, [other for other in keys if _leaf(other) == leaf], cutoff=0),
         nearest(key, keys, cutoff),
         by_leaf.get(nearest(leaf, by_leaf, cutoff=0.7), ""),
     )
     return next(filter(None, guesses), "")
+
+
+def _kind_of(key: str, siblings: Sequence[str]) -> str:
+    """What chooses among the kinds of a section, for a key that other trainers call so."""
+    section, dot, leaf = key.rpartition(".")
+    kind = f"{section}.kind"
+    return kind if dot and leaf in ("name", "type") and kind in siblings else ""
 
 
 def _leaf(key: str) -> str:

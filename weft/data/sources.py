@@ -80,6 +80,18 @@ class Request(NamedTuple):
         entry = self.key.removesuffix(".path") if "[" in self.key else "data.sources[0]"
         return f"{entry}.{name}"
 
+    def giving(self, name: str, value: str) -> str:
+        """How another field of the same source is given: beside a path alone there is none."""
+        if self.key != "data.path":
+            return f"{self.key_of(name)}={value}"
+        return f"data.path=null 'data.sources=[{{path: {self.path}, {name}: {value}}}]'"
+
+    def no_field(self, expected: str, hint: str) -> ConfigError:
+        """A complaint about the field of this source."""
+        if self.key == "data.path":
+            hint += f" Name another: {self.giving('field', 'NAME')}."
+        return ConfigError(self.key_of("field"), self.field, expected, hint)
+
     def error(self, expected: str, hint: str = "") -> ConfigError:
         """A complaint about the path of this source."""
         return ConfigError(self.key, self.path, expected, hint)
@@ -206,7 +218,7 @@ def _single(request: Request, path: Path) -> SourceFile:
 
 def _not_read(request: Request, path: Path, packing: str) -> ConfigError:
     """What would have been a format; that bytes may be text is said of what may be text alone."""
-    hint = f"{request.key_of('format')}=text reads it as text, whatever its name ends with."
+    hint = f"{request.giving('format', 'text')} reads it as text, whatever its name ends with."
     if packing:
         hint = ""
     elif _is_binary(path, packing):

@@ -41,8 +41,7 @@ def no_text(request: Request, where: str, row: object) -> ConfigError:
         hint = f"{where} has {type(row[request.field]).__name__} there."
     else:
         hint = f"{where} has: {', '.join(sorted(map(str, row))[:8]) or 'nothing'}."
-    expected = "a field that holds text in every row"
-    return ConfigError(request.key_of("field"), request.field, expected, hint)
+    return request.no_field("a field that holds text in every row", hint)
 
 
 class _Lines:
@@ -142,7 +141,7 @@ def _check_column(request: Request, file: SourceFile, schema: Any) -> None:
     kind = str(schema.field(field).type)
     if not kind.startswith(_TEXT_TYPES):
         hint = f"{file.path} has {kind} there."
-        raise ConfigError(request.key_of("field"), field, "a column of strings", hint)
+        raise request.no_field("a column of strings", hint)
 
 
 def _parquet(request: Request, file: SourceFile) -> Column:
