@@ -40,7 +40,7 @@ from weft.planner.in_sites import Apart, apart, long_enough, search_in_sites
 from weft.planner.need import in_units
 from weft.planner.outlook import Outlook, outlook_of_plan, outlook_of_search
 from weft.planner.problem import Problem
-from weft.planner.search import Found, Watch, search
+from weft.planner.search import Found, Watch, search, seldom_collected
 from weft.planner.search.found import together
 from weft.platform.detect import detect_node
 from weft.report.units import count, some
@@ -183,6 +183,7 @@ def load_for_cluster(target: str, overrides: Sequence[str]) -> Loaded:
     return load(target, [*overrides, "plan=auto"])
 
 
+@seldom_collected()
 def answer(
     loaded: Loaded,
     file: Path,

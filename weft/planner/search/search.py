@@ -94,7 +94,7 @@ def search(
         if found and not ("memory" in found[0].pruned.reasons and fits(tried)):
             continue
         try:
-            with _seldom_collected():
+            with seldom_collected():
                 found.append(_searched(tried, watch, known))
         except NoPlan as error:
             none.append(error)
@@ -106,9 +106,9 @@ def search(
 
 
 @contextmanager
-def _seldom_collected() -> Iterator[None]:
+def seldom_collected() -> Iterator[None]:
     """A search keeps millions of small things and leaves no rings of them, so that looking for such
-    rings finds nothing, and takes up to a fifth of its time."""
+    rings finds nothing, and takes up to a fifth of its time; and so while what it kept is there."""
     usual = gc.get_threshold()
     gc.set_threshold(max(MADE_BETWEEN, usual[0]) if usual[0] else 0, *usual[1:])
     try:
