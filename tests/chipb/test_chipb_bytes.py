@@ -88,7 +88,7 @@ ROWS = [
     Row(microbatches=1, layers=8, d_model=256, seq_len=64),
     Row(microbatches=1, layers=8, d_model=256, samples=1, seq_len=128, recompute="full"),
     Row(microbatches=1, layers=8, d_model=256, family="gpt2"),
-    Row(microbatches=1, precision="bf16", layers=8, d_model=256),
+    Row(microbatches=1, precision="bf16", layers=8, d_model=256, seq_len=64),
     Row(microbatches=1, ranks=2, layers=8, d_model=256),
 ]  # fmt: skip
 

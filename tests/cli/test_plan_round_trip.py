@@ -29,9 +29,6 @@ WORDS = {
 UNLIKE = {"nodes-64", "old-and-new", "workstation", "mix-1.0-0.5-0.25"}
 """Their plans use several kinds of chip."""
 
-pytestmark = pytest.mark.usefixtures("hurried")
-
-
 def forecast(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     assert run(["plan", *arguments, "--json"]) == 0
     data: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -40,8 +37,12 @@ def forecast(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[s
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in CLUSTERS.iterdir()))
 def test_a_plan_is_taken_back(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
+    request.getfixturevalue("hurried" if name in UNLIKE else "first_fitting")
     words = [*WORDS.get(name, LAB), "--cluster", str(CLUSTERS / f"{name}.yaml")]
     found = forecast([*words, *NARROW], capsys)
     if name in UNLIKE:
