@@ -29,6 +29,7 @@ WORDS = {
 UNLIKE = {"nodes-64", "old-and-new", "workstation", "mix-1.0-0.5-0.25"}
 """Their plans use several kinds of chip."""
 
+
 def forecast(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     assert run(["plan", *arguments, "--json"]) == 0
     data: dict[str, Any] = json.loads(capsys.readouterr().out)

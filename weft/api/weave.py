@@ -84,7 +84,8 @@ def weave(
         plan: "auto" gives every process an equal part of each batch, however fast it is: only
             ``weft train`` searches. A ``Plan`` of single-stage pipelines gives unequal parts and
             microbatches; it names the model's precision and device.
-        precision: Dtype of the model; None leaves it as it is. With "fp8" it is bf16, and every
+        precision: Dtype of the model; None leaves it as it is. What numbers a batch has is left
+            to the script: with "bf16" its loss casts them. With "fp8" it is bf16, and every
             ``nn.Linear`` in it multiplies in eight bits, with its parameters where they were; a
             subclass of ``nn.Linear`` does not.
         emulate_fp8: Round to eight bits and multiply as bf16 on accelerators without units for

@@ -97,7 +97,7 @@ def profile(
             "--out", help="File to write. [default: among the profiles that plans look at]"
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes: some seconds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes: about a minute.")] = False,
     show: Annotated[
         bool, typer.Option("--show", help="Only show what was measured before.")
     ] = False,
