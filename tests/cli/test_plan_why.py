@@ -55,13 +55,35 @@ def test_the_last_micro_batch_may_be_smaller(capsys: pytest.CaptureFixture[str])
     assert told["name"] == "dp 2 x tp 4 on 8 H100-SXM5-80GB"
 
 
-def test_the_best_plan_from_its_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+IDLE = """pools:
+  - {chip: T4, nodes: 2, chips_per_node: 1, network_gbit: 0.1}
+  - {chip: A100-SXM4-80GB, nodes: 1, chips_per_node: 2, network_gbit: 200}
+"""
+"""The small ones are left out, and are counted before those that are used."""
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["all chips", "some chips"])
+def test_the_best_plan_from_its_file(
+    leaves: bool,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What ``--json`` gave comes back as the plan to beat."""
-    assert run([*COMMAND, "--json"]) == 0
+    command = COMMAND
+    if leaves:
+        monkeypatch.undo()  # the first that fits leaves none out
+        (tmp_path / "idle.yaml").write_text(IDLE)
+        small = ("demo", "model.size=llama3.2-1b", "data.seq_len=2048", "batch.samples=16")
+        command = ["plan", *small, "--cluster", str(tmp_path / "idle.yaml")]
+    assert run([*command, "--json"]) == 0
     file = tmp_path / "plan.json"
-    file.write_text(json.dumps(json.loads(capsys.readouterr().out)["plan"]))
-    told = why(str(file), capsys)
-    assert told["slower"] == 0 and told["reason"] in ("slower", "bound")
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert [used["pool"] for used in plan["chips"]] == [int(leaves)]
+    file.write_text(json.dumps(plan))
+    assert run([*command, "--why", str(file), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["why"]
+    assert told["slower"] == 0 and told["words"] == "it is the plan that was found"
 
 
 def test_people_read_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -425,20 +425,23 @@ def compare(plan: Plan, best: Forecast, problem: Problem) -> Comparison:
         problem: With all chips; the ranks of ``plan`` are numbered over them.
     """
     cast, short = forecast(plan, problem), shortages(plan, problem)
+    name = name_of(plan, problem.cluster)
+    # Ranks of the best count through the chips that it uses.
+    is_best = (name, cast.step_s) == (name_of(best.plan, best.problem.cluster), best.step_s)
     if short:
         worst = short[0]
         needs = f"{worst.key} on {worst.whose.removeprefix('a ')} needs {worst.need_gib:.1f} GiB"
         change = smallest_change(plan, problem)
         words = f"does not fit: {needs} of {worst.room_gib:.1f} that may be planned. {change}"
         reason = Reason("memory", words)
-    elif plan == best.plan:
+    elif is_best:
         reason = Reason("slower", "it is the plan that was found")
     else:
         reason = verdict(plan, problem, best_s=best.step_s)
         if reason.kind == "slower" and cast.step_s < best.step_s:
             reason = Reason("shape", "the search ended before it came to it")
     return Comparison(
-        name=name_of(plan, problem.cluster),
+        name=name,
         settings=settings(plan),
         step_s=cast.step_s,
         slower=cast.step_s / best.step_s - 1,
