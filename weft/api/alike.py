@@ -32,11 +32,13 @@ def refuse_unlike_values(params: Iterable[tuple[str, Tensor]], comm: Comm) -> No
     Raises:
         ConfigError: a parameter has other values on one process than on another.
     """
-    named = [(name, value) for name, value in params if value.is_floating_point()]
-    sums = [value.sum(dtype=torch.float64) for _, value in named]
-    norms = [torch.linalg.vector_norm(value, dtype=torch.float64) for _, value in named]
-    pairs = torch.stack([*sums, *norms]).view(2, -1).T.tolist() if named else []
-    mine = {name: pair for (name, _), pair in zip(named, pairs, strict=True)}
+    if comm.world_size == 1:
+        return
+    numbers = {name: value for name, value in params if value.is_floating_point()}
+    sums = [value.sum(dtype=torch.float64) for value in numbers.values()]
+    norms = [torch.linalg.vector_norm(v, dtype=torch.float64) for v in numbers.values()]
+    pairs = torch.stack([*sums, *norms]).view(2, -1).T.tolist() if numbers else []
+    mine = dict(zip(numbers, pairs, strict=True))
     for name, ranks in _by_name(comm, mine, "compare values").items():
         (first, (total, norm)), *others = ranks.items()
         for rank, (other_total, other_norm) in others:
