@@ -189,7 +189,11 @@ REFUSALS = [
     (no_gzip, "whole gzip files. {path}: Error -3 while decompressing data: incorrect header"),
     (packed_binary, "text in what is compressed. {path} holds zero bytes, as text does not."),
     (packed_parquet, ALLOWED),
-    (whole_json, ALLOWED + " data.sources[0].format=text reads it as text, whatever its name"),
+    (
+        whole_json,
+        ALLOWED
+        + " data.path=null 'data.sources=[{path: {path}, format: text}]' reads it as text, ",
+    ),
 ]
 
 
