@@ -45,9 +45,7 @@ def trains(address: RankAddress, kind: str) -> str:
             join_model(model, comm)
             norm = 0.2 if other == "norm" else 0.1
             weft.distributed_optimizer(sgd, model, max_grad_norm=norm)
-            for _ in range(2 if other == "own loop" else 1):
-                for group in sgd.param_groups:
-                    group["momentum"] = 0.5 if other == "own loop" else 0.0
+            sgd.param_groups[0]["momentum"] = 0.5 if other == "own loop" else 0.0
             squares(model, BATCH).mean().backward()
             sgd.step(weight=4)
             return ""

@@ -5,7 +5,6 @@ Nothing sends them after the start, so where they differ, copies of a model go a
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.api.refusals import digest_of
+from weft.api.refusals import digest_of, same_everywhere
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError, show
 
@@ -110,7 +109,7 @@ def named(
     layers: Mapping[int, nn.Module],
     of: Callable[[nn.Module], Iterable[tuple[str, Tensor]]] = nn.Module.named_parameters,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of layers, by number; of a model that is not divided by their names in it."""
+    """Tensors of layers by name; a whole model is layer 0, whose names have no number."""
     for number, module in layers.items():
         for name, tensor in of(module):
             yield f"layers.{number}.{name}".removeprefix("layers.0."), tensor
@@ -126,8 +125,7 @@ def _numbers(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _by_name(comm: Comm, mine: Mapping[str, Any], what: str) -> dict[str, dict[int, Any]]:
     """For each name the value of every rank that has one; of one rank where all have the same."""
-    digest = hashlib.sha256(json.dumps(mine).encode()).hexdigest()
-    if len({*comm.gather_json(digest, name=what)}) == 1:
+    if same_everywhere(comm, mine, name=what):
         return {name: {comm.rank: value} for name, value in mine.items()}
     every = comm.gather_json(mine, name=f"{what} in full")
     return {

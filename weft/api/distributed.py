@@ -6,7 +6,6 @@ of all processes, each counted as much as its loss, and puts the mean in their p
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 from weakref import WeakMethod
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from weft.api.alike import refuse_unlike_settings, refuse_unlike_values
 from weft.api.engine import join_with, start_alike
 from weft.api.refusals import (
+    number_of,
     refuse_batch_statistics,
     refuse_norm,
     refuse_odd_gradients,
@@ -181,7 +181,8 @@ class _Reduction:
         weight = kwargs.get("weight")
         rest = {key: value for key, value in kwargs.items() if key != "weight"}
         if weight is not None:
-            weight = _checked(weight)
+            key, expected = "optimizer.step(weight=)", "a finite number, 0 or more"
+            weight = number_of(key, float(weight), expected)
         if self._membership.comm.world_size > 1:
             if args[1:] or rest.get("closure") is not None:
                 hint = "Compute the loss and call backward before step."
@@ -197,12 +198,13 @@ class _Reduction:
         """The 1st, 2nd, 4th, 8th ... step is made with the same settings on every process; the
         first from the same values."""
         self._num_steps += 1
-        comm, names = self._membership.comm, {id(p): name for name, p in self._params.items()}
+        comm = self._membership.comm
         if self._num_steps == 1:
             settings = {"max_grad_norm": self._max_grad_norm, "unweighted": self._unweighted}
             refuse_unlike(comm, settings)
             refuse_unlike_values(self._params.items(), comm)
         if self._num_steps.bit_count() == 1:
+            names = {id(param): name for name, param in self._params.items()}
             refuse_unlike_settings(optimizer, names, comm)
 
     @torch.no_grad()
@@ -273,13 +275,6 @@ def _state(param: Tensor) -> tuple[int, int]:
     """Where a gradient is, and how often it was written."""
     assert param.grad is not None
     return param.grad.data_ptr(), param.grad._version
-
-
-def _checked(weight: Any) -> float:
-    value = float(weight)
-    if not math.isfinite(value) or value < 0:
-        raise ConfigError("optimizer.step(weight=)", value, "a finite number, 0 or more")
-    return value
 
 
 def whole_spec(name: str, param: nn.Parameter) -> ParamSpec:

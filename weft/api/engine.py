@@ -30,7 +30,7 @@ from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.config.errors import ConfigError
 from weft.nn.stage import MicroBatch, Term, Terms, Tree
-from weft.optim.pytorch import TorchOptimizer, load_settings, set_lr
+from weft.optim.pytorch import TorchOptimizer, load_state, set_lr
 from weft.parallel.gradients import Gradients
 from weft.parallel.mains import MainParam
 from weft.plan.plan import Plan
@@ -181,7 +181,7 @@ class WovenEngine:
                 then.
         """
         refuse_other_state(state, self._outside.places, self._outside.exact())
-        load_settings(self.optimizer, state["optimizer"])
+        load_state(self.optimizer, state["optimizer"])
         self._outside.restore(state["exact"])
 
     def _take(self, batch: Any) -> list[MicroBatch]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from weft.api.refusals import refuse_batch_statistics, refuse_odd_gradients
+from weft.api.refusals import refuse_batch_statistics, refuse_odd_gradients, whole_number
 from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError
 from weft.plan.mesh import Mesh
@@ -150,12 +150,6 @@ def refuse_modules(layers: Sequence[Layer]) -> None:
         if not isinstance(layer, Layer):
             hint = "Write weft.Layer(nn.Linear, 3, 2): each process builds what it computes."
             raise ConfigError(f"layers[{number}]", type(layer).__name__, "a weft.Layer", hint)
-
-
-def whole_number(key: str, value: Any, *, least: int) -> None:
-    """Raises ConfigError: it is none, or less."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(key, value, f"a whole number >= {least}")
 
 
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:

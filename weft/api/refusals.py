@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from math import inf
 from numbers import Real
-from sys import float_info
 from typing import Any
 
 import torch
@@ -82,23 +81,29 @@ def refuse_unfit(model: nn.Module) -> None:
     refuse_woven("model", model)
 
 
-def number_of(key: str, value: Any, expected: str, *, least: float = 0.0) -> float:
-    """A finite one that is no less.
+def number_of(key: str, value: Any, expected: str, *, zero: bool = True) -> float:
+    """A finite one that is not negative; ``zero``: it may be that.
 
     Raises:
         ConfigError: it is none; ``expected``: in words.
     """
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not least <= value < inf:
+    if not is_number or not 0 <= value < inf or (value == 0 and not zero):
         raise ConfigError(key, value, expected)
     return float(value)
+
+
+def whole_number(key: str, value: Any, *, least: int) -> None:
+    """Raises ConfigError: it is none, or less."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(key, value, f"a whole number >= {least}")
 
 
 def refuse_norm(max_grad_norm: Any) -> None:
     """A negative one would turn gradients around, and with 0 nothing would ever be learned."""
     if max_grad_norm is not None:
         expected = "a finite number > 0, or None, which clips nothing"
-        number_of("max_grad_norm", max_grad_norm, expected, least=float_info.min)
+        number_of("max_grad_norm", max_grad_norm, expected, zero=False)
 
 
 def refuse_schedule(schedule: LRScheduler, optimizer: torch.optim.Optimizer) -> None:
@@ -209,15 +214,19 @@ def refuse_unlike(comm: Comm, facts: Mapping[str, object]) -> None:
 
     ``facts``: what must be the same everywhere, as JSON can say it.
     """
-    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    digests = comm.gather_json(digest, name="compare processes")
-    if len(set(digests)) == 1:  # all of it is sent only where it is needed
+    if same_everywhere(comm, facts, name="compare processes"):
         return
     for rank, what, value, first in unlike(comm, facts, name="compare processes in full"):
         hint = f"Rank {rank} differs: every process runs the same script."
         raise ConfigError(what, value, f"{show(first)}, as on rank 0", hint)
     hint = "The processes have the same parameters in another order. Build the model alike."
     raise ConfigError("model", None, "", hint)
+
+
+def same_everywhere(comm: Comm, facts: Mapping[str, object], *, name: str) -> bool:
+    """By their digests: all of it is sent only where it is needed. Collective."""
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return len({*comm.gather_json(digest, name=name)}) == 1
 
 
 def facts_of(model: nn.Module) -> dict[str, object]:

@@ -28,7 +28,6 @@ from weft.api.layer_list import (
     in_words,
     refuse_modules,
     refusing,
-    whole_number,
 )
 from weft.api.refusals import (
     refuse_delayed_scales,
@@ -39,6 +38,7 @@ from weft.api.refusals import (
     refuse_unlike,
     refuse_whole_rules,
     refuse_woven,
+    whole_number,
 )
 from weft.api.units import refuse_no_units
 from weft.comm.address import RankAddress

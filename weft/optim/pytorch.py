@@ -31,7 +31,7 @@ class TorchOptimizer:
         self.optimizer.step()
 
 
-def load_settings(optimizer: torch.optim.Optimizer, state: Any) -> None:
+def load_state(optimizer: torch.optim.Optimizer, state: Any) -> None:
     """Go on from the ``state_dict`` of an optimizer of the same kind.
 
     Raises:
