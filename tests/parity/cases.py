@@ -48,6 +48,7 @@ class Case:
     """Expert-parallel size likewise; 1 by default."""
     tp_outer: bool = False
     """Meshes name their tensor-parallel axis first, and their ranks downwards."""
+    num_layers: int = NUM_LAYERS
     layers: tuple[tuple[float, ...], ...] = ()
     """Layers of each stage of each pipeline, halves where one is cut; all in one stage by
     default."""
@@ -108,11 +109,19 @@ class Case:
     heads: tuple[tuple[int, ...], ...] = ()
     """Of each pipeline: rows of the head by mesh, with 0 for none; the last stage's by default."""
 
+    def shallow(self) -> "Case":
+        """With two layers where one stage has all, and none is fetched or placed one by one: each
+        hands on to the next what any other would."""
+        one_by_one = 3 in (self.zero, *self.zeros) or self.expert_tier != "device"
+        if self.layers or self.expert_places or one_by_one:
+            return self
+        return replace(self, num_layers=2)
+
     def plan(self) -> Plan:
         pipelines, first = [], 0
         for number, share in enumerate(self.shares):
             dp = self.dp[number] if self.dp else (1,)
-            layers = self.layers[number] if self.layers else (NUM_LAYERS,)
+            layers = self.layers[number] if self.layers else (self.num_layers,)
             meshes = []
             tp = self.tp[number] if self.tp else (1,) * len(dp)
             cp = self.cp[number] if self.cp else (1,) * len(dp)
@@ -160,7 +169,7 @@ class Case:
             parts = [
                 replace(
                     stages[[stage.mesh for stage in stages].index(mesh)],
-                    layers=(NUM_LAYERS, NUM_LAYERS),
+                    layers=(self.num_layers, self.num_layers),
                     head_rows=(sum(rows[:n]), sum(rows[: n + 1])),
                     recompute="off",
                     passes=1,
@@ -179,14 +188,14 @@ class Case:
                     lists=self.lists[number] if self.lists else (),
                 )
             )
-        return Plan(num_layers=NUM_LAYERS, pipelines=tuple(pipelines), domains=self.domains)
+        return Plan(num_layers=self.num_layers, pipelines=tuple(pipelines), domains=self.domains)
 
     def rehearsal(self) -> Rehearsal:
         family = FAMILIES[self.family]
         row = next(iter(family.sizes.values()))
         heads = {"num_heads": 8, "num_kv_heads": self.num_kv_heads if self.family == "llama" else 8}
         spec = replace(row, **heads).reduced()
-        spec = replace(spec, num_layers=NUM_LAYERS, dropout=self.dropout)
+        spec = replace(spec, num_layers=self.num_layers, dropout=self.dropout)
         if self.latent is not None:
             spec = replace(spec, latent=self.latent, num_kv_heads=spec.num_heads).reduced()
         if self.family == "llama":

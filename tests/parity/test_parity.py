@@ -23,6 +23,7 @@ def alone(pool: WorkerPool) -> dict[tuple[Rehearsal, int, str], Trace]:
 def test_matches_one_process(
     case: Case, pool: WorkerPool, alone: dict[tuple[Rehearsal, int, str], Trace]
 ) -> None:
+    case = case.shallow()
     rehearsal, plan = replace(case.rehearsal(), steps=STEPS), case.plan()
     key = (rehearsal, plan.global_batch, case.precision)
     if key not in alone:
