@@ -9,10 +9,9 @@ setup: .venv/run.stamp
 train: setup
 	$(BIN)/weft train demo
 
-# Threads that wait in turns would burn the cores that other tests' processes compute on.
 test: .venv/dev.stamp
 	@$(BIN)/python -m compileall -q weft  # once, and not in every process
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal
 
 .venv/run.stamp: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

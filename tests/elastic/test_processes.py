@@ -24,7 +24,7 @@ from weft.config.errors import ConfigError, RunError
 from weft.elastic.crew import Crew
 from weft.elastic.failure import Epoch, Failure, RanksFailedError
 from weft.elastic.pool import WorkerPool
-from weft.elastic.processes import COMPILER, PRELOADED, preloaded, run_ranks
+from weft.elastic.processes import COMPILER, PRELOADED, SPINS, preloaded, run_ranks, warm_context
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.train.stop import own_stop
@@ -45,6 +45,26 @@ def test_ranks_that_recompute_fork_with_the_compiler() -> None:
     assert preloaded(plan) == PRELOADED
     some = plan.each(lambda stage: replace(stage, recompute="core+full:1"))
     assert preloaded(some) == (*PRELOADED, COMPILER)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "expected"),
+    [
+        ("GOMP_SPINCOUNT", None, SPINS),
+        ("GOMP_SPINCOUNT", "7", "7"),
+        ("OMP_WAIT_POLICY", "active", None),
+    ],
+)
+def test_threads_give_up_their_core_soon_unless_told_otherwise(
+    name: str, said: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(each, "")  # is undone
+        monkeypatch.delenv(each)
+    if said is not None:
+        monkeypatch.setenv(name, said)
+    warm_context()
+    assert os.environ.get("GOMP_SPINCOUNT") == expected
 
 
 def works(address: RankAddress, out: Path) -> None:
