@@ -226,9 +226,39 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     save(tmp_path / "weft", 3, seed=3)
     arguments = ["checkpoint", "convert", str(tmp_path / "weft"), str(tmp_path / "dcp")]
     assert run([*arguments, "--to", "dcp", "--json"]) == 0
-    told = {"place": str(tmp_path / "dcp"), "num_tensors": 4, "left_out": []}
+    told = {"place": str(tmp_path / "dcp"), "step": 3, "num_tensors": 4, "left_out": []}
     assert json.loads(capsys.readouterr().out) == told
     assert run([*arguments, "--to", "dcp"]) == 2
     assert "expected a folder that is new or empty" in capsys.readouterr().err
     assert run(["checkpoint", "convert", arguments[3], str(tmp_path / "run"), "--to", "weft"]) == 0
     assert run(["checkpoint", "diff", str(tmp_path / "run"), arguments[2]]) == 0
+    capsys.readouterr()
+    (shards,) = (tmp_path / "dcp").glob("*.distcp")
+    os.truncate(shards, 100)
+    damaged = ["checkpoint", "convert", arguments[3], str(tmp_path / "other"), "--to", "weft"]
+    assert run(damaged) != 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot be read: " in line
+
+
+def test_the_command_says_which_step_it_took(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last one is damaged: the one before is opened, as elsewhere."""
+    for step in (3, 4):
+        last = save(tmp_path / "weft", step, seed=3)
+    next(last.glob("*.safetensors")).unlink()
+    words = ["checkpoint", "convert", str(tmp_path / "weft"), str(tmp_path / "dcp"), "--to", "dcp"]
+    assert run(words) == 0
+    told = capsys.readouterr()
+    assert "tensors of step 3" in told.out
+    assert "opened step-00000003" in told.err
+
+
+@pytest.mark.parametrize("to", ["dcp", "weft"])
+def test_the_command_refuses_a_folder_of_something_else(
+    to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["checkpoint", "convert", str(tmp_path), str(tmp_path / "new"), "--to", to]) == 2
+    assert "FOLDER = " in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

@@ -46,7 +46,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from weft.checkpoint.draft import draft
 from weft.checkpoint.entry import JSON, CheckpointError, told, wholly
 from weft.checkpoint.place import Place
-from weft.checkpoint.reader import Checkpoint, open_checkpoint
+from weft.checkpoint.reader import Checkpoint
 from weft.checkpoint.shard import DTYPE_CODES, Shard, elements_of
 from weft.checkpoint.store import candidates
 from weft.checkpoint.verify import verify
@@ -98,6 +98,7 @@ class Converted:
     """What a conversion did."""
 
     place: str
+    step: int
     num_tensors: int
     left_out: list[str]
     """Entries that are no tensors, or of no kind that a checkpoint holds."""
@@ -123,7 +124,7 @@ def to_dcp(checkpoint: Checkpoint, folder: Path) -> Converted:
     with wholly(folder):
         _write(folder, tensors)
         _compare(folder, tensors)
-    return Converted(str(folder), len(tensors) - 1, [])
+    return Converted(str(folder), checkpoint.step, len(tensors) - 1, [])
 
 
 def _write(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -168,7 +169,7 @@ def from_dcp(folder: Path, root: Place) -> Converted:
     if not found.ok:
         raise CheckpointError("; ".join(found.problems[:3]), file=made)
     left_out = sorted(set(reader.entries) - set(wanted))
-    return Converted(str(made), len(shards), left_out)
+    return Converted(str(made), step, len(shards), left_out)
 
 
 _PLAIN: Any = pickle._Unpickler
@@ -274,9 +275,15 @@ def _read(reader: _Reader, wanted: Mapping[str, TensorStorageMetadata]) -> dict[
     except CheckpointError:
         raise
     except _UNREADABLE as error:
-        problem = f"cannot be read: {type(error).__name__}: {error}"
-        raise CheckpointError(problem, file=folder) from error
+        raise CheckpointError(f"cannot be read: {_in_a_line(error)}", file=folder) from error
     return tensors
+
+
+def _in_a_line(error: BaseException) -> str:
+    """What went wrong; PyTorch's own error has the traceback of each process in it."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _compare(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -376,12 +383,3 @@ def _alone() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield
-
-
-def convert(source: Place, out: Path, to: str) -> Converted:
-    """``to``: "dcp" or "weft"."""
-    if to == "dcp":
-        return to_dcp(open_checkpoint(source), out)
-    if not isinstance(source, Path):
-        raise CheckpointError("is far away: a folder of DCP is read from this machine", file=source)
-    return from_dcp(source, out / "checkpoints")

@@ -13,6 +13,7 @@ import typer
 from weft.cli.output import COLUMNS, err, finish, out, print_json, print_table
 from weft.cli.saved import Folder, To, named_place, open_saved, refuse_filled
 from weft.cli.target import Json
+from weft.config.errors import ConfigError
 from weft.report.units import count, gib
 
 MODEL_FILE = "model.yaml"
@@ -131,14 +132,22 @@ def convert(
     has to have the names that `weft checkpoint show` lists. No pickle is executed: entries that are
     no tensors are named and left out. Example: `weft checkpoint convert runs/mine out --to dcp`.
     """
-    from weft.checkpoint.dcp import convert as convert_to
+    from weft.checkpoint.dcp import METADATA, from_dcp, to_dcp
 
     refuse_filled(target, "TARGET")
-    found = convert_to(named_place(source), target, to)
+    if to == "dcp":
+        found = to_dcp(open_saved(source), target)
+    else:
+        place = named_place(source)
+        if not isinstance(place, Path) or not (place / METADATA).is_file():
+            expected = f"a folder of torch.distributed.checkpoint on this machine, with {METADATA}"
+            raise ConfigError("FOLDER", source, expected)
+        found = from_dcp(place, target / "checkpoints")
     if json:
         print_json(asdict(found))
         return
-    out.print(f"{found.place}: {found.num_tensors} tensors, compared with what was read")
+    words = f"{found.num_tensors} tensors of step {found.step}, compared with what was read"
+    out.print(f"{found.place}: {words}")
     if found.left_out:
         out.print(f"left out: {', '.join(found.left_out)}")
 
