@@ -487,6 +487,11 @@ class Raises(FromVendor):
         raise KeyError(dtype)
 
 
+class Leaves(FromVendor):
+    def seconds(self, op: Op, phase: str, dtype: str) -> float:
+        raise SystemExit(0)
+
+
 def not_made() -> None:
     raise RuntimeError("no license")
 
@@ -501,6 +506,7 @@ class Unhashable(FromVendor):
         ("absent", r"weft.chips: X1 = '.*:absent': expected something that can be imported"),
         ("Negative", r"weft.chips: X1: moving_seconds = -1.0: expected seconds >= 0"),
         ("Raises", r"weft.chips: X1: seconds = .KeyError: 'bf16'.: expected an answer of"),
+        ("Leaves", r"weft.chips: X1: seconds = .SystemExit: 0.: expected an answer of"),
         ("not_made", r"weft.chips: X1 = 'RuntimeError: no license': expected an answer of"),
         ("Later", r"weft.chips: X1: seconds = -1.0: expected seconds >= 0 .* Of Op\("),
         ("Unhashable", r"weft.chips: X1 = 'Unhashable': expected .* and is hashable"),
@@ -518,6 +524,19 @@ def test_a_vendors_package_that_is_broken(value, problem, monkeypatch, tmp_path)
 
     with pytest.raises(ConfigError, match=problem):
         timed()
+
+
+def test_a_vendors_package_whose_driver_is_missing(monkeypatch, tmp_path, capsys) -> None:
+    """What it prints is not among what a command prints."""
+    (tmp_path / "no_driver.py").write_text("print('hello')\nraise OSError('libx1.so')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = EntryPoints([EntryPoint("X1", "no_driver:COST", known.VENDORS)])
+    monkeypatch.setattr(known, "entry_points", lambda group: entries.select(group=group))
+    chip = replace(catalogue()["H100-SXM5-80GB"], name="X1")
+    view = ClusterView((ChipPool(chip=chip, num_nodes=1, chips_per_node=8),))
+    with pytest.raises(ConfigError, match=r"weft\.chips: X1 = .*OSError: libx1\.so"):
+        knowledge_of(view, tmp_path)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_measured_chip_comes_before_its_vendors(monkeypatch, tmp_path) -> None:

@@ -6,9 +6,10 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from weft.config import names
+from weft.config import names, open_fields
 from weft.config.errors import ConfigError
 from weft.config.names import Registry
+from weft.config.open_fields import section_of
 from weft.cost.flops import forward_flops_per_token
 from weft.models.family import Family
 from weft.models.hugging_face import export_hf
@@ -63,6 +64,29 @@ def test_a_saved_model_of_an_unknown_family_is_refused() -> None:
         spec_from_dict({"family": "lama"})
     message = "model.family = 'lama': expected one of llama, gpt2. Did you mean llama?"
     assert str(caught.value) == message
+
+
+def test_an_installed_package_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is passed over, and who names what it would bring is told why."""
+    points = EntryPoints([EntryPoint("broken", "no_such_sdk:FAMILY", "weft.families")])
+    monkeypatch.setattr(names, "entry_points", lambda group: points.select(group=group))
+    registry: Registry[Family] = Registry(
+        "weft.models", folder="family", entry="FAMILY", group="weft.families"
+    )
+    monkeypatch.setattr(open_fields, "registry_of", lambda kind: registry)
+    assert section_of("families", "family", {"family": "gpt2"}).family == "gpt2"
+    with pytest.raises(ConfigError, match=r"weft\.families: broken = .*no_such_sdk"):
+        section_of("families", "family", {"family": "broken"})
+
+
+def test_an_entry_has_the_name_it_was_asked_for_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = EntryPoints([EntryPoint("other", f"{__name__}:OUTSIDER", "weft.families")])
+    monkeypatch.setattr(names, "entry_points", lambda group: points.select(group=group))
+    registry: Registry[Family] = Registry(
+        "weft.models", folder="family", entry="FAMILY", group="weft.families"
+    )
+    with pytest.raises(ConfigError, match=rf"Its name is '{NAME}'"):
+        registry["other"]
 
 
 def test_an_installed_package_brings_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,11 +75,26 @@ class Registry(Mapping[str, Entry]):
     def __getitem__(self, name: str) -> Entry:
         found = self._found[name]
         if isinstance(found, EntryPoint):
-            brought = found.load()
-            entry: Entry = brought() if isinstance(brought, type) else brought
-            assert entry.name == name, f"{found} brings {entry.name}"
-            found = self._found[name] = entry
+            found = self._found[name] = self._brought(found)
         return found
+
+    def _brought(self, point: EntryPoint) -> Entry:
+        """By an installed package, which is imported now.
+
+        Raises ConfigError: it cannot be, or brings something else.
+        """
+        key = f"{self._group}: {point.name}"
+        try:
+            brought = point.load()
+            entry: Entry = brought() if isinstance(brought, type) else brought
+            name = entry.name
+        except Exception as error:
+            expected = "something that can be imported from an installed package"
+            said = f"{type(error).__name__}: {error}."
+            raise ConfigError(key, point.value, expected, said) from error
+        if name != point.name:
+            raise ConfigError(key, point.value, "an entry of that name", f"Its name is {name!r}.")
+        return entry
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._found)

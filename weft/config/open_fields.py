@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import SchemaValidator, core_schema
 
+from weft.config.errors import ConfigError
 from weft.config.names import names_of, registry_of
 
 
@@ -66,6 +68,9 @@ def section_of(kind: str, key: str, data: Mapping[str, Any]) -> Any:
 
     Raises pydantic.ValidationError: every problem of it.
     """
+    registry = registry_of(kind)
+    if isinstance(name := data.get(key), str) and name in registry:
+        _ = registry[name]  # or why its package does not bring it
     sections = _sections(kind)
     first = next(iter(sections))
     if len(set(sections.values())) == 1:
@@ -75,9 +80,14 @@ def section_of(kind: str, key: str, data: Mapping[str, Any]) -> Any:
 
 
 def _sections(kind: str) -> dict[str, type[BaseModel]]:
-    """Those that entries bring; some are for programs alone and have none."""
-    sections = ((name, entry.config) for name, entry in registry_of(kind).items())
-    return {name: section for name, section in sections if section is not None}
+    """Those that entries bring; some are for programs alone and have none. An installed package
+    that cannot be imported has none to bring: who names it is told why."""
+    registry, sections = registry_of(kind), dict[str, type[BaseModel]]()
+    for name in registry:
+        with suppress(ConfigError):
+            if (section := registry[name].config) is not None:
+                sections[name] = section
+    return sections
 
 
 def _choice(

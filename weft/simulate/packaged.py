@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from math import inf
@@ -44,10 +46,12 @@ def cost_of_package(key: str, entry: EntryPoint) -> Profile | Packaged:
         ConfigError: it cannot be imported or made, or does not cost operations. ``key`` says what.
     """
     try:
-        make = entry.load()
-    except (ImportError, AttributeError) as error:
+        with redirect_stdout(sys.stderr):
+            make = entry.load()
+    except (Exception, SystemExit) as error:
         expected = "something that can be imported from an installed package"
-        raise ConfigError(key, entry.value, expected, f"{error}.") from error
+        said = f"{type(error).__name__}: {error}."
+        raise ConfigError(key, entry.value, expected, said) from error
     cost: CostFunction = _asked(key, make)
     missing = [each for each in ("seconds", "moving_seconds") if each not in dir(cost)]
     if missing or not isinstance(cost, Hashable):
@@ -68,6 +72,6 @@ def _asked(key: str, ask: Callable[..., Any], *about: object) -> Any:
     """An answer of the package, whatever goes wrong in it."""
     try:
         return ask(*about)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = f"{type(error).__name__}: {error}"
         raise ConfigError(key, said, "an answer of the vendor's package, no error") from error
