@@ -48,5 +48,7 @@ def test_unlike_models_and_batches_are_refused(
     said = capsys.readouterr().err
     assert "model: num_layers of B = 3: expected that of A (2)" in said
     assert "batch.samples of B = 48: expected that of A (24)" in said
+    assert run(["compare", "--bisect", "debug", "debug 'open"]) == 2
+    assert "expected a recipe or file, and values as in a shell" in capsys.readouterr().err
     assert run(["compare", "--bisect", str(tmp_path), "debug"]) == 2
     assert "There is no config.yaml in it" in capsys.readouterr().err

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.output import finish, out, print_json, print_table
+from weft.cli.output import err, finish, out, print_json, print_table
 from weft.cli.resolved import resolved_here
+from weft.cli.saved import open_saved
 from weft.cli.target import Json, Overrides, Target, file_to_write, load
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, RunError
 from weft.resolve.resolve import Resolved
 
 if TYPE_CHECKING:
@@ -91,13 +92,21 @@ def _refuse_without_bisect(full: bool, steps: int) -> None:
 
 def _bisect(a: str, b: str, *, steps: int, full: bool, json: bool) -> None:
     sides = (_resolved("A", a), _resolved("B", b))
+    from weft.checkpoint.store import candidates
     from weft.diagnose.divergence import bisect_sides, in_words, to_json
+    from weft.elastic.failure import RanksFailedError
     from weft.elastic.pool import WorkerPool
 
-    saved = Path(a) / "checkpoints"
-    start = saved if full and (saved / "latest").exists() else None
-    with WorkerPool() as pool:
-        found = bisect_sides(pool.run, sides, steps=steps, full=full, start=start)
+    saved, start = Path(a) / "checkpoints", None
+    if full and saved.is_dir() and candidates(saved):
+        checkpoint = open_saved(str(saved))
+        start = Path(str(checkpoint.folder))
+        err.print(f"note: both begin from step {checkpoint.step} of A")
+    try:
+        with WorkerPool() as pool:
+            found = bisect_sides(pool.run, sides, steps=steps, full=full, start=start)
+    except RanksFailedError as error:
+        raise RunError(str(error)) from error
     if json:
         print_json(to_json(found))
     else:
@@ -111,13 +120,17 @@ def _bisect(a: str, b: str, *, steps: int, full: bool, json: bool) -> None:
 def _resolved(key: str, target: str) -> Resolved:
     """A run's folder (its configuration and its plan), or a recipe or file with values."""
     folder = Path(target)
-    if folder.is_dir():
+    if target and folder.is_dir():
         for name in ("config.yaml", "plan.json"):
             if not (folder / name).is_file():
                 raise ConfigError(key, target, "the folder of a run", f"There is no {name} in it.")
         loaded = load(str(folder / "config.yaml"), [f"plan.file={folder / 'plan.json'}"])
     else:
-        name, *overrides = shlex.split(target) or [""]
+        try:
+            name, *overrides = shlex.split(target) or [""]
+        except ValueError as error:
+            expected = "a recipe or file, and values as in a shell"
+            raise ConfigError(key, target, expected, f"{error}.") from error
         loaded = load(name, overrides)
     return resolved_here(loaded).resolved
 
