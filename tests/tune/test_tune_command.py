@@ -135,6 +135,20 @@ def test_a_record_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert Record.opened(tmp_path, {"a": 1, "b": None}).asked == again.asked
 
 
+@pytest.mark.parametrize("wrong", [{"candidate": 1}, {"step_s": "abc"}, {"values": [None]}])
+def test_a_trial_that_cannot_be_is_refused(wrong: dict[str, object], tmp_path: Path) -> None:
+    record = Record.opened(tmp_path, {})
+    record.begin()
+    record.add_plans([candidate(0, 1.25)], 1.3, 1.5)
+    record.add(Outcome(candidate=0, step_s=0.1), 2.0)
+    *lines, trial = record.file.read_text().splitlines()
+    told = json.loads(trial)
+    told["outcome"] |= wrong
+    record.file.write_text("\n".join([*lines, json.dumps(told)]) + "\n")
+    with pytest.raises(ConfigError, match=r"trials\.jsonl:3"):
+        Record.opened(tmp_path, {})
+
+
 def test_of_another_job_what_differs_is_said(tmp_path: Path) -> None:
     """Of a plan one number, for all of it does not fit into a line."""
     stages = [{"ranks": list(range(99)), "zero": level} for level in (0, 1)]
@@ -243,6 +257,16 @@ def test_no_lab_no_trials(
     monkeypatch.setattr("weft.cli.tune.why_not_here", lambda: "only root may")
     assert run(["tune", "debug", "batch.samples=8", "--cluster", str(file)]) == 2
     assert "to be root on Linux. No lab here: only root may." in capsys.readouterr().err
+
+
+def test_an_own_plan_of_more_ranks_than_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    asked = ["debug", "plan.shares=[1,1,1]", "--out", str(tmp_path / "out")]
+    assert run(["tune", *asked]) == 2
+    assert "plan = '3 ranks': expected at most 2 of them" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_no_plan_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

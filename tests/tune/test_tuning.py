@@ -1,6 +1,7 @@
 """A whole tuning in a lab that is made up: what it tries, ends with and writes."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from weft.platform.detect import detect
 from weft.tune.job import Job, job_of
 from weft.tune.page import as_json, page, verdict
 from weft.tune.record import Record
-from weft.tune.tuning import Limits, Result, Tuning
+from weft.tune.trials import Best, Trials
+from weft.tune.tuner import Outcome
+from weft.tune.tuning import BEST_PLAN, Limits, Result, Tuning
 
 ASKED = ["plan=auto", "batch.samples=70", "tune.micros=[2]", "train.steps=1000000"]
 OWN = ["plan.shares=[1,1]", "batch.samples=70", "batch.micro=5", "tune.micros=[2]"]
@@ -54,9 +57,37 @@ def test_the_best_of_all_is_found_by_few_trials(
     assert len(shown) == len(outcomes) + 1 and shown[-1].why == result.why
     assert json.loads(json.dumps(as_json(result)))["gain"] == result.gain.times
     assert page(result).count("<polyline") + page(result).count("<path") >= 2
+    kept = tmp_path / "out" / BEST_PLAN
+    kept.write_text("{}")  # ended before it was written
     again, more, _ = tuned(job, tmp_path / "out", monkeypatch, FakeLab(kills="nothing runs"))
     assert (again.best, again.why) == (result.best, result.why)
     assert not any("trial" in line for line in more), "it had ended"
+    assert kept.read_text() == result.tuner.candidates[result.best].plan.to_json()
+
+
+@pytest.mark.parametrize("dies", ["the best", "the other", "both"])
+def test_what_dies_in_the_last_comparison_is_left_out(
+    dies: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, lab, last = asked(OWN), FakeLab(), list[str]()
+    usual = Trials.final
+
+    def final(self: Trials, several: Sequence[Best]) -> list[Outcome]:
+        last.extend(each.candidate.name for each in several)
+        for each in several[:1] if dies == "the best" else several[dies == "the other" :]:
+            self._entry(each.number, each.candidate).job.is_short = True
+        return usual(self, several)
+
+    monkeypatch.setattr(Trials, "final", final)
+    result, said, _ = tuned(job, tmp_path / "out", monkeypatch, lab, trials=2)
+    assert len(last) == 2
+    (found,) = result.final
+    name = result.tuner.candidates[found.candidate].name
+    assert name == last[dies == "the best"]
+    out = [line for line in said if " is left out: " in line]
+    assert len(out) == 1 + (dies == "both")
+    assert (tmp_path / "out" / BEST_PLAN).is_file()
+    assert verdict(result)
 
 
 def test_time_that_is_up_ends_questions_too() -> None:

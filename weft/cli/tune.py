@@ -76,7 +76,11 @@ class TuneOptions:
         ),
     ] = False
     then_run: Annotated[
-        bool, typer.Option("--then-run", help="Train with the best plan, in OUT/run.")
+        bool,
+        typer.Option(
+            "--then-run",
+            help="Train with the best plan, in OUT/run; --json is then that of the training.",
+        ),
     ] = False
     out_dir: Annotated[
         Path | None,

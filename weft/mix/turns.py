@@ -46,6 +46,7 @@ QUIETLY = (
     "train.timeout_s=86400",  # it stands still while others run
     "checkpoint.every=0",
     "checkpoint.minutes=0",
+    "checkpoint.to=null",  # nor goes on from what the job itself has saved there
     "recovery.alarm=off",
     "metrics.report=false",
     "metrics.tensorboard=false",

@@ -131,6 +131,7 @@ def job_of(
         config = _left_open(loaded, None if resolved is None else resolved.plan)
         opened = replace(loaded, config=config)
         space = _space_here(config, machine) if lab is None else _space_of(lab, opened, machine)
+        _refuse_many(resolved, space)
     except ConfigError as error:
         raise loaded.place(error) from error
     return Job(
@@ -161,6 +162,14 @@ def _refuse_twice(loaded: Loaded) -> None:
         if several is not None and by_person(loaded, one):
             value = dict(flat(config))[one]
             raise ConfigError(key, list(several), f"null beside {one} = {value}")
+
+
+def _refuse_many(given: Resolved | None, space: Space) -> None:
+    """A plan of more ranks than there are chips, or cores, to try them on."""
+    most = (space.there or space.problem.cluster).world_size
+    if given is not None and given.plan.world_size > most:
+        expected = f"at most {most} of them, a chip or core of its own for each"
+        raise ConfigError("plan", f"{given.plan.world_size} ranks", expected)
 
 
 def _given(loaded: Loaded, lab: ClusterFile | None, machine: Cluster) -> Resolved:

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.report.run_files import flat
 from weft.tune.candidate import Candidate
@@ -18,6 +20,7 @@ FILE = "trials.jsonl"
 """In the folder: a line for what is tuned, one for each plan, and one for each trial."""
 VERSION = 2
 LINES = "lines of JSON, as `weft tune` writes them"
+_OUTCOMES = TypeAdapter(Outcome)
 MOST_SAID = 8
 """Of what differs from the job that a tuning began with."""
 
@@ -73,11 +76,17 @@ class Record:
                 self.candidates = [Candidate.from_json(each) for each in line["plans"]]
                 self.times = line["times"]
             case "trial":
-                self.outcomes.append(_outcome(line["outcome"]))
+                self.outcomes.append(self._outcome(line["outcome"]))
                 self.final = []  # of those before
             case "final":
-                self.final = [_outcome(each) for each in line["outcomes"]]
+                self.final = [self._outcome(each) for each in line["outcomes"]]
         self.used_s = max(self.used_s, line.get("used_s", 0.0))
+
+    def _outcome(self, data: object) -> Outcome:
+        found = _OUTCOMES.validate_python(data)
+        if not 0 <= found.candidate < len(self.candidates):
+            raise ValueError(f"of plan {found.candidate}, which is not there")
+        return found
 
     def begin(self) -> None:
         """Before anything is written: what was half written is cut off."""
@@ -126,11 +135,6 @@ def _whole_lines(file: Path) -> list[dict[str, Any]]:
     if not all(isinstance(line, dict) for line in found):
         raise ConfigError("--out", str(file), LINES, "Use another --out.")
     return found
-
-
-def _outcome(data: Mapping[str, Any]) -> Outcome:
-    values, beside = tuple(data["values"]), tuple(data["beside"])
-    return Outcome(**{**data, "values": values, "beside": beside})
 
 
 def _refuse_other_job(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

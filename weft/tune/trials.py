@@ -138,21 +138,32 @@ class Trials:
 
     def final(self, several: Sequence[Best]) -> list[Outcome]:
         """The first of these and the others, longer than in trials: each as a ratio to the first.
-        All of them side by side where they can be."""
+        All of them side by side where they can be. Without those that fail in it; of one that is
+        left alone what its trial showed."""
         groups = [several] if self._together else [[each] for each in several]
         values = dict[int, tuple[float, ...]]()
         for group in groups:
-            entries = {each.number: self._entry(each.number, each.candidate) for each in group}
-            for _ in range(FINAL_TURNS):
-                self._turn(list(entries.values()))
-            for number, entry in entries.items():
+            values |= self._last_turns(group)
+        left = [each for each in several if each.number in values]
+        if len(left) < 2:
+            return [each.outcome for each in left]
+        first, own = left[0].number, values[left[0].number]
+        return [_again(each.outcome, values[each.number], first, own) for each in left]
+
+    def _last_turns(self, several: Sequence[Best]) -> dict[int, tuple[float, ...]]:
+        """Rates of those that did not fail, side by side."""
+        entries = {each.number: self._entry(each.number, each.candidate) for each in several}
+        for _ in range(FINAL_TURNS):
+            self._advance([each for each in entries.values() if not each.rates.problem])
+        values = {}
+        for number, entry in entries.items():
+            if entry.rates.problem:
+                self.say(f"{entry.rates.trial.name} is left out: {entry.rates.problem}")
+            else:
                 values[number] = tuple(entry.rates.values)
-                if not self._together:
-                    self._end(number)
-        own = values[several[0].number]
-        return [
-            _again(each.outcome, values[each.number], several[0].number, own) for each in several
-        ]
+            if not self._together:
+                self._end(number)
+        return values
 
     @property
     def _together(self) -> bool:
@@ -178,14 +189,20 @@ class Trials:
         first, *others = entries
         if first.rates.problem:
             return
-        try:
-            self._turns.turn(entries)
-        except RunError as error:  # it was refused
-            first.rates.problem = str(error)
+        self._advance(entries)
         for entry in others:
             if entry.rates.problem:
                 problem = f"{entry.rates.problem}, although it had run before"
                 raise RunError(f"{entry.rates.trial.name}: {problem}")
+
+    def _advance(self, entries: Sequence[Entry]) -> None:
+        """Each by a turn; whose own fault ended it has a problem then."""
+        if not entries:
+            return
+        try:
+            self._turns.turn(entries)
+        except RunError as error:  # it was refused
+            entries[0].rates.problem = str(error)
 
     def _end(self, number: int) -> None:
         self._turns.end([self._entries.pop(number)])

@@ -100,21 +100,25 @@ class Tuning:
         )
         todo = tuner.next(time_left_s=self._left_s)
         if todo.candidate is None and record.final:
-            result = self._result(tuner, todo.why)
-            self._show(result)
-            return result
-        with Trials(self._job.setting(self._new_folder()), self._say) as trials:
+            return self._told(self._result(tuner, todo.why))
+        folder = self._new_folder()
+        with Trials(self._job.setting(folder), self._say) as trials:
             while todo.candidate is not None:
                 self._try(trials, tuner, todo.candidate, todo.why)
                 todo = tuner.next(time_left_s=self._left_s)
             if tuner.best is None:
                 last = record.outcomes[-1].problem if record.outcomes else todo.why
                 expected = "chips on which some plan runs"
-                name = record.candidates[0].name
-                raise ConfigError("plan", name, expected, f"The last trial: {last}.")
+                name, where = record.candidates[0].name, f"What it said is in {folder}."
+                raise ConfigError("plan", name, expected, f"The last trial: {last}. {where}")
             trials.say(todo.why)
             self._compare(trials, tuner)
-        result = self._result(tuner, todo.why)
+        return self._told(self._result(tuner, todo.why))
+
+    def _told(self, result: Result) -> Result:
+        """With the best plan in the folder, whatever is there of an earlier start."""
+        plan = result.tuner.candidates[result.best].plan
+        write_text(self._record.file.parent / BEST_PLAN, plan.to_json())
         self._show(result)
         return result
 
@@ -153,9 +157,7 @@ class Tuning:
         self._record.add(outcome, self._used_s)
         trials.say(in_words(outcome))
         if tuner.best is not None:
-            plan = tuner.candidates[tuner.best].plan
-            write_text(self._record.file.parent / BEST_PLAN, plan.to_json())
-            self._show(self._result(tuner, ""))
+            self._told(self._result(tuner, ""))
 
     @staticmethod
     def _best(tuner: Tuner) -> Best | None:
@@ -170,17 +172,15 @@ class Tuning:
         wanted = [*ran[: 1 + RIVALS], tuner.ran[0]]
         several = [Best(o.candidate, tuner.candidates[o.candidate], o) for o in wanted]
         several = list({each.number: each for each in several}.values())
-        if len(several) == 1:
-            self._record.add_final([several[0].outcome], self._used_s)
-            return
-        names = "; ".join(tuner.name(each.number) for each in several)
-        trials.say(f"the best beside others once more: {names}")
-        found = sorted(trials.final(several), key=lambda outcome: outcome.times)
-        own = found[0].values
-        final = [_beside(each, found[0].candidate, own) for each in found]
-        self._record.add_final(final, self._used_s)
-        plan = tuner.candidates[final[0].candidate].plan
-        write_text(self._record.file.parent / BEST_PLAN, plan.to_json())
+        found = list[Outcome]()
+        if len(several) > 1:
+            names = "; ".join(tuner.name(each.number) for each in several)
+            trials.say(f"the best beside others once more: {names}")
+            found = sorted(trials.final(several), key=lambda outcome: outcome.times)
+        if len(found) > 1:
+            own = found[0].values
+            found = [_beside(each, found[0].candidate, own) for each in found]
+        self._record.add_final(found or [several[0].outcome], self._used_s)
 
     def _result(self, tuner: Tuner, why: str) -> Result:
         final = tuple(self._record.final) if why else ()
