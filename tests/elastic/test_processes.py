@@ -5,6 +5,7 @@ import shutil
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ import pytest
 import torch
 from limits import within_some_limit
 
+from weft.cli.main import main
 from weft.comm.abort import Abort
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
@@ -24,9 +26,10 @@ from weft.config.errors import ConfigError, RunError
 from weft.elastic.crew import Crew
 from weft.elastic.failure import Epoch, Failure, RanksFailedError
 from weft.elastic.pool import WorkerPool
-from weft.elastic.processes import COMPILER, PRELOADED, SPINS, preloaded, run_ranks, warm_context
+from weft.elastic.processes import COMPILER, PRELOADED, preloaded, run_ranks, warm_context
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.platform.threads import SPINS
 from weft.train.stop import own_stop
 
 FOREVER_S = 3600.0
@@ -65,6 +68,17 @@ def test_threads_give_up_their_core_soon_unless_told_otherwise(
         monkeypatch.setenv(name, said)
     warm_context()
     assert os.environ.get("GOMP_SPINCOUNT") == expected
+
+
+def test_commands_that_compute_themselves_do_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(each, "")  # is undone
+        monkeypatch.delenv(each)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr("sys.argv", ["weft", "--version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert os.environ["GOMP_SPINCOUNT"] == SPINS
 
 
 def works(address: RankAddress, out: Path) -> None:

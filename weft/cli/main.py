@@ -27,6 +27,7 @@ from weft.cli.train import TrainOptions, train
 from weft.cli.tune import TuneOptions, tune
 from weft.config.errors import STOPPED, ConfigError, ConfigErrors, PassedOver, RunError, no_room
 from weft.config.load import config_schema
+from weft.platform.threads import give_up_cores_soon
 from weft.version import __version__
 
 INTERRUPTED = 130
@@ -111,6 +112,7 @@ app.command(rich_help_panel=MACHINE)(schema)
 
 def main() -> None:
     """Run a command. Exit code 0: done; 2: the user's mistake; 75: stopped; 1: anything else."""
+    give_up_cores_soon()
     print_anything()
     warnings.formatwarning = _in_a_line(warnings.formatwarning)
     sys.exit(run(sys.argv[1:]))

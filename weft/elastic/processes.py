@@ -30,6 +30,7 @@ from weft.elastic.process import Machines, ThisMachine
 from weft.elastic.rank_process import Target, found, redirect
 from weft.elastic.signals import Asked
 from weft.plan.plan import Plan
+from weft.platform.threads import give_up_cores_soon
 from weft.train.run_folder import LOGS
 from weft.train.stop import signals_held
 
@@ -37,11 +38,6 @@ PRELOADED = ("weft.elastic.preloaded",)
 """Imported once and before ranks fork."""
 COMPILER = "torch._dynamo"
 """PyTorch's, which its function that computes activations again imports: 0.9 s of each rank."""
-SPINS = "10000"
-"""How often threads of one operation look whether the others are done before they give their core
-to somebody else. GNU OpenMP's own number is 30 times that: one rank on two cores beside two busy
-processes then took 1.4 to 17 s a step of the debug model, with this one 0.6 to 1.2 s; alone as
-long as ever."""
 
 
 def preloaded(plan: Plan) -> tuple[str, ...]:
@@ -56,8 +52,7 @@ def warm_context(preload: Sequence[str] = PRELOADED) -> ForkServerContext:
     Ctrl-C and SIGTERM to a whole group do not reach the server: this process passes them on to
     what was forked.
     """
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = SPINS  # before PyTorch is there
+    give_up_cores_soon()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
     with signals_held():
