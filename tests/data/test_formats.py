@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from data_cases import documents, jsonl, prepared
+from pyarrow import parquet
 
 from weft.config.errors import ConfigError
 
@@ -111,6 +112,32 @@ def test_an_arrow_file_in_both_layouts(tmp_path: Path) -> None:
         assert everything(tmp_path / name, tmp_path / "cache") == TEXTS
 
 
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
+def test_an_empty_table_is_no_text(tmp_path: Path, name: str) -> None:
+    """As a filter leaves it; beside others it is passed over."""
+    (tmp_path / "data").mkdir()
+    path, empty = tmp_path / "data" / name, pa.table({"text": pa.array([], pa.string())})
+    if name == "x.parquet":
+        parquet.write_table(empty, path)
+    else:
+        batch = pa.RecordBatch.from_pylist([], empty.schema)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, empty.schema) as stream:
+            stream.write_batch(batch)
+    with pytest.raises(ConfigError, match="empty"):
+        everything(path, tmp_path / "cache")
+    if name == "x.parquet":
+        parquet.write_table(pa.table({"text": TEXTS}), tmp_path / "data" / "y.parquet")
+        assert everything(tmp_path / "data", tmp_path / "cache") == TEXTS
+
+
+def damaged_parquet(root: Path) -> Path:
+    """Its end, which says where what is, is whole."""
+    parquet.write_table(pa.table({"text": TEXTS}), root / "x.parquet")
+    whole = (root / "x.parquet").read_bytes()
+    (root / "x.parquet").write_bytes(whole[:30] + bytes(300) + whole[330:])
+    return root / "x.parquet"
+
+
 def several_splits(root: Path) -> Path:
     (root / "all").mkdir()
     for split in ("train", "test"):
@@ -181,6 +208,7 @@ REFUSALS = [
     (several_splits, "one split of a saved dataset. {path} has the splits test, train: name the "),
     (part_of_a_dataset, "a whole saved dataset. {path}/data-00001-of-00002.arrow is missing."),
     (no_arrow, "Arrow files. {path}: "),
+    (damaged_parquet, "Parquet files. {path}: "),
     (no_header, "a field that holds text in every row. {path} has: body, id."),
     (too_wide, ROWS + "{path}:4: 3 columns, and the header has 2. Correct or delete that line."),
     (open_quote, ROWS + "{path}:2: unexpected end of data. Correct or delete that line."),

@@ -146,15 +146,23 @@ def _check_column(request: Request, file: SourceFile, schema: Any) -> None:
 
 def _parquet(request: Request, file: SourceFile) -> Column:
     parquet = _library(request, "pyarrow.parquet", "Parquet")
+    unreadable = import_module("pyarrow").ArrowException, OSError
     try:
         opened = parquet.ParquetFile(file.path)
-    except (import_module("pyarrow").ArrowException, OSError) as error:
+    except unreadable as error:
         raise request.error("Parquet files", f"{file.path}: {error}") from None
     _check_column(request, file, opened.schema_arrow)
     groups = map(opened.metadata.row_group, range(opened.num_row_groups))
 
     def read(batches: range) -> Iterator[Sequence[str | None]]:
-        for found in opened.iter_batches(_ROWS, row_groups=batches, columns=[request.field]):
+        groups = opened.iter_batches(_ROWS, row_groups=batches, columns=[request.field])
+        while True:
+            try:
+                found = next(groups, None)
+            except unreadable as error:
+                raise request.error("Parquet files", f"{file.path}: {error}") from None
+            if found is None:
+                return
             yield found.column(0).to_pylist()
 
     return Column(list(accumulate(group.num_rows for group in groups)), read)
