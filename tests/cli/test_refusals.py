@@ -529,6 +529,19 @@ FOLDERS = [
         needs_run=True,
     ),
     Case(
+        "no end of heat",
+        "generate run --temperature inf",
+        "error: --temperature = inf: expected a number >= 0.",
+        needs_run=True,
+    ),
+    Case(
+        "seed of too many bits",
+        "generate run --seed 18446744073709551616",
+        "error: Invalid value for '--seed': Input should be less than or equal to 4294967295. "
+        "See `weft generate --help`.",
+        needs_run=True,
+    ),
+    Case(
         "no probability",
         "generate run --top-p 1.5",
         "error: --top-p = 1.5: expected a number > 0 and <= 1.",

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from weft.config.errors import ConfigError
 from weft.models.decoder import Decoder
-from weft.models.generate import Sampling, generate, stream
+from weft.models.generate import Sampling, _choose, generate, stream
 from weft.models.registry import FAMILIES, build_model
 from weft.nn.context import Context
 
@@ -83,6 +83,13 @@ def test_temperature_sharpens_and_flattens(temperature: float) -> None:
     model = Fixed([math.log(p) for p in PROBABILITIES])
     expected = [p / sum(powers) for p in powers]
     assert _drawn(model, temperature=temperature) == pytest.approx(expected, abs=0.03)
+
+
+def test_the_smallest_temperature_takes_the_likeliest() -> None:
+    """Logits divided by it would be more than a number can be."""
+    logits = torch.tensor([[1.0, 3.0, -2.0]], dtype=torch.float64)
+    sampling = Sampling(max_new_tokens=1, temperature=5e-324)
+    assert _choose(logits, sampling, torch.Generator()).tolist() == [1]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from weft.cli.generate import (
     TopP,
     Weights,
     open_to_write,
-    refuse_top_p,
+    refuse_draws,
 )
 from weft.cli.output import err
 
@@ -45,7 +45,7 @@ def chat(
     text; it was not taught to answer. Lines may also come from a file or a pipe:
     `echo "Once upon a time" | weft chat runs/mine`.
     """
-    refuse_top_p(top_p)
+    refuse_draws(temperature, top_p)
     found = open_to_write(folder, memory)
     tokenizer = found.tokenizer
     import torch

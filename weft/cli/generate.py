@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,7 @@ from weft.cli.saved import named_place, open_saved
 from weft.cli.target import Json
 from weft.config.errors import ConfigError, RunError
 from weft.config.sections import SampleConfig
+from weft.config.values import MOST_SEED
 
 if TYPE_CHECKING:
     from weft.checkpoint.place import Place
@@ -42,11 +43,13 @@ Temperature = Annotated[
     ),
 ]
 TopP = Annotated[float, typer.Option("--top-p", help="Draw from the likeliest tokens of this sum.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same text.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Same seed, same text.")]
 
 
-def refuse_top_p(top_p: float) -> None:
-    """A sum of probabilities."""
+def refuse_draws(temperature: float, top_p: float) -> None:
+    """By what nothing can be drawn."""
+    if not isfinite(temperature):
+        raise ConfigError("--temperature", temperature, "a number >= 0")
     if not 0 < top_p <= 1:
         raise ConfigError("--top-p", top_p, "a number > 0 and <= 1")
 
@@ -177,7 +180,7 @@ def generate(
 
     Example: `weft generate runs/demo-20260101-120000 --prompt "def main("`.
     """
-    refuse_top_p(top_p)
+    refuse_draws(temperature, top_p)
     for text in prompt or ():
         if not text:
             raise ConfigError("--prompt", text, "at least one character")

@@ -21,6 +21,7 @@ from weft.config.optim_sections import OptimConfig
 from weft.config.plan_sections import Device, PlanConfig, Precision
 from weft.config.tune_section import TuneConfig
 from weft.config.values import (
+    MOST_SEED,
     Count,
     Flag,
     Fraction,
@@ -420,7 +421,7 @@ class Config(Section):
 
     name: Text = "run"
     """Begins the name of the run folder; by default the name of the recipe or file."""
-    seed: Annotated[Whole, Field(le=2**32 - 1)] = 1234
+    seed: Annotated[Whole, Field(le=MOST_SEED)] = 1234
     """Of the initial values, dropout and the order of samples; same seed, same run."""
     init: Text | None = None
     """Hugging Face folder (config.json and safetensors) that training begins with: `model` is the

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 # Strict: text and true/false are never numbers, and numbers never text.
 MOST = 2**63 - 1
 """As tensors and files count."""
+MOST_SEED = 2**32 - 1
 Whole = Annotated[int, Field(strict=True, ge=0, le=MOST)]
 Layers = Annotated[
     float,

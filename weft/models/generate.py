@@ -87,7 +87,8 @@ def _choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> T
     """One token for each row of ``logits`` ``[batch, vocab]``."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    probabilities = torch.softmax(logits / sampling.temperature, dim=-1)
+    below = logits - logits.amax(-1, keepdim=True)  # a small temperature has no room for more
+    probabilities = torch.softmax(below / sampling.temperature, dim=-1)
     if sampling.top_p is not None:
         probabilities = _likeliest(probabilities, sampling.top_p)
     return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
