@@ -85,5 +85,5 @@ def load_tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
         raise CheckpointError(problem, file=checkpoint.folder)
     path = checkpoint.run / TOKENIZER_FILE
     if not path.is_file():
-        raise CheckpointError("has no tokenizer beside it", file=path)
+        raise CheckpointError(f"has no {TOKENIZER_FILE}", file=checkpoint.run)
     return load_tokenizer(path)

@@ -157,12 +157,17 @@ def export(folder: Folder, to: To, json: Json = False) -> None:
     """Write a checkpoint as a Hugging Face folder that `transformers` opens as it is."""
     from weft.checkpoint.convert import export_hf
     from weft.data.cache import TOKENIZER_FILE
+    from weft.data.tokenizer import load_tokenizer
 
     refuse_filled(to)
     checkpoint = open_saved(folder)
     tokenizer = checkpoint.run / TOKENIZER_FILE if checkpoint.run is not None else None
-    has_one = tokenizer is not None and tokenizer.is_file()
-    export_hf(checkpoint, to, tokenizer_file=tokenizer if has_one else None)
+    if tokenizer is not None and tokenizer.is_file():
+        load_tokenizer(tokenizer)  # or what is wrong with it
+    else:
+        tokenizer = None
+        err.print(f"note: {folder} has no {TOKENIZER_FILE}, nor will {to}")
+    export_hf(checkpoint, to, tokenizer_file=tokenizer)
     _tell({"exported": str(to), "step": checkpoint.step}, json=json)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from weft.checkpoint.entry import told
+from weft.checkpoint.entry import CheckpointError, told
 from weft.checkpoint.place import CONFIG_FILE, FOLDER
 from weft.checkpoint.reader import Checkpoint
 from weft.config.tree import dump
@@ -45,13 +45,13 @@ def write_folder(
 
     Raises CheckpointError: as there.
     """
+    said = _config(checkpoint, config_name)
+    has_config = "batch" in said
+    said["model"] = section_of(growth.new)
     begun = out.absolute().with_name(f".{out.name}.growing")  # a killed one left it
     with told("written", begun):
         shutil.rmtree(begun, ignore_errors=True)
         begun.mkdir(parents=True)
-        said = _config(checkpoint, config_name)
-        has_config = "batch" in said
-        said["model"] = section_of(growth.new)
         tokenizer = None if checkpoint.run is None else checkpoint.run / TOKENIZER_FILE
         has_tokenizer = tokenizer is not None and tokenizer.is_file()
         if tokenizer is not None and has_tokenizer:
@@ -85,7 +85,12 @@ def _config(checkpoint: Checkpoint, grown_name: str) -> dict[str, Any]:
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         return {}
-    said: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        said = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"is not YAML: {' '.join(str(error).split())}", file=path) from error
+    if not isinstance(said, dict):
+        raise CheckpointError("holds no configuration", file=path)
     said.pop("name", None)
     beginning: dict[str, Any] = {
         **said.get("checkpoint", {}),

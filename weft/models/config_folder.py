@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from weft.config.errors import ConfigError, show
 from weft.models.config_json import Converter, Fields
@@ -64,7 +64,13 @@ def section_of(spec: ModelSpec) -> dict[str, Any]:
     """
     sizes = asdict(spec)
     section = {**_known(sizes, FAMILIES[spec.family].config), "size": None}
-    again = asdict(model_spec(model_config(section), spec.vocab_size, spec.seq_len))
+    try:
+        config = model_config(section)
+    except ValidationError as error:
+        first = error.errors()[0]
+        expected = first["msg"].removeprefix("Input should be ")
+        raise ConfigError(f"model.{first['loc'][-1]}", first["input"], expected) from error
+    again = asdict(model_spec(config, spec.vocab_size, spec.seq_len))
     for name, value in sizes.items():
         if again[name] != value:
             expected = f"{show(again[name])}, as no configuration says anything else"
