@@ -66,13 +66,16 @@ def test_a_saved_model_of_an_unknown_family_is_refused() -> None:
     assert str(caught.value) == message
 
 
+def with_package(patch: pytest.MonkeyPatch, name: str, value: str) -> Registry[Family]:
+    """Our families, and one of an installed package."""
+    points = EntryPoints([EntryPoint(name, value, "weft.families")])
+    patch.setattr(names, "entry_points", lambda group: points.select(group=group))
+    return Registry("weft.models", folder="family", entry="FAMILY", group="weft.families")
+
+
 def test_an_installed_package_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is passed over, and who names what it would bring is told why."""
-    points = EntryPoints([EntryPoint("broken", "no_such_sdk:FAMILY", "weft.families")])
-    monkeypatch.setattr(names, "entry_points", lambda group: points.select(group=group))
-    registry: Registry[Family] = Registry(
-        "weft.models", folder="family", entry="FAMILY", group="weft.families"
-    )
+    registry = with_package(monkeypatch, "broken", "no_such_sdk:FAMILY")
     monkeypatch.setattr(open_fields, "registry_of", lambda kind: registry)
     assert section_of("families", "family", {"family": "gpt2"}).family == "gpt2"
     with pytest.raises(ConfigError, match=r"weft\.families: broken = .*no_such_sdk"):
@@ -80,21 +83,13 @@ def test_an_installed_package_that_cannot_be_imported(monkeypatch: pytest.Monkey
 
 
 def test_an_entry_has_the_name_it_was_asked_for_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = EntryPoints([EntryPoint("other", f"{__name__}:OUTSIDER", "weft.families")])
-    monkeypatch.setattr(names, "entry_points", lambda group: points.select(group=group))
-    registry: Registry[Family] = Registry(
-        "weft.models", folder="family", entry="FAMILY", group="weft.families"
-    )
+    registry = with_package(monkeypatch, "other", f"{__name__}:OUTSIDER")
     with pytest.raises(ConfigError, match=rf"Its name is '{NAME}'"):
         registry["other"]
 
 
 def test_an_installed_package_brings_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = EntryPoints([EntryPoint(NAME, f"{__name__}:OUTSIDER", "weft.families")])
-    monkeypatch.setattr(names, "entry_points", lambda group: points.select(group=group))
-    registry: Registry[Family] = Registry(
-        "weft.models", folder="family", entry="FAMILY", group="weft.families"
-    )
+    registry = with_package(monkeypatch, NAME, f"{__name__}:OUTSIDER")
     assert list(registry) == ["llama", "gpt2", NAME]
     assert len(registry) == 3 and NAME in registry
     assert registry[NAME] is OUTSIDER

@@ -8,8 +8,10 @@ is found is imported when somebody first asks.
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import redirect_stdout
 from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
@@ -84,14 +86,8 @@ class Registry(Mapping[str, Entry]):
         Raises ConfigError: it cannot be, or brings something else.
         """
         key = f"{self._group}: {point.name}"
-        try:
-            brought = point.load()
-            entry: Entry = brought() if isinstance(brought, type) else brought
-            name = entry.name
-        except Exception as error:
-            expected = "something that can be imported from an installed package"
-            said = f"{type(error).__name__}: {error}."
-            raise ConfigError(key, point.value, expected, said) from error
+        entry: Entry = imported(key, point, _object)
+        name = getattr(entry, "name", None)
         if name != point.name:
             raise ConfigError(key, point.value, "an entry of that name", f"Its name is {name!r}.")
         return entry
@@ -122,6 +118,26 @@ class Registry(Mapping[str, Entry]):
         outside = sorted(entry_points(group=self._group), key=lambda point: point.name)
         found: dict[str, Entry | EntryPoint] = {entry.name: entry for entry in ours}
         return found | {point.name: point for point in outside if point.name not in found}
+
+
+def _object(found: Any) -> Any:
+    """An entry, or one of a class."""
+    return found() if isinstance(found, type) else found
+
+
+def imported(key: str, point: EntryPoint, taken: Callable[[Any], Any] = lambda found: found) -> Any:
+    """What an entry point of an installed package names, as it is ``taken``; what the package
+    prints meanwhile goes to standard error, beside what a command prints.
+
+    Raises ConfigError: it cannot be imported, whatever goes wrong in it. ``key`` says what.
+    """
+    try:
+        with redirect_stdout(sys.stderr):
+            return taken(point.load())
+    except (Exception, SystemExit) as error:
+        expected = "something that can be imported from an installed package"
+        said = f"{type(error).__name__}: {error}."
+        raise ConfigError(key, point.value, expected, said) from error
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Hashable
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from math import inf
@@ -12,6 +10,7 @@ from typing import Any
 
 from weft.cluster.cluster import Dtype
 from weft.config.errors import ConfigError
+from weft.config.names import imported
 from weft.cost.operators import Op, Phase
 from weft.cost.profile import Profile
 from weft.cost.rates import CostFunction
@@ -45,14 +44,7 @@ def cost_of_package(key: str, entry: EntryPoint) -> Profile | Packaged:
     Raises:
         ConfigError: it cannot be imported or made, or does not cost operations. ``key`` says what.
     """
-    try:
-        with redirect_stdout(sys.stderr):
-            make = entry.load()
-    except (Exception, SystemExit) as error:
-        expected = "something that can be imported from an installed package"
-        said = f"{type(error).__name__}: {error}."
-        raise ConfigError(key, entry.value, expected, said) from error
-    cost: CostFunction = _asked(key, make)
+    cost: CostFunction = _asked(key, imported(key, entry))
     missing = [each for each in ("seconds", "moving_seconds") if each not in dir(cost)]
     if missing or not isinstance(cost, Hashable):
         expected = "what has the methods of weft.cost.rates.CostFunction, and is hashable"
