@@ -221,6 +221,18 @@ def _read(source: Source, errors: list[ConfigError]) -> Mapping[str, Entry]:
     return {}
 
 
+def said_by(path: Path) -> dict[str, Any]:
+    """What a file says by itself: nothing of what it extends, and not looked at.
+
+    Raises ConfigErrors: it cannot be read.
+    """
+    errors: list[ConfigError] = []
+    values = _read(Source(path, str(path), is_recipe=False), errors)
+    if errors:
+        raise ConfigErrors(errors)
+    return {key: plain(entry) for key, entry in values.items()}
+
+
 def _extends(entry: Entry | None, errors: list[ConfigError]) -> tuple[str, Origin]:
     if entry is None:
         return "", COMMAND_LINE

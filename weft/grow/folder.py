@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from weft.checkpoint.entry import CheckpointError, told
+from weft.checkpoint.entry import told
 from weft.checkpoint.place import CONFIG_FILE, FOLDER
 from weft.checkpoint.reader import Checkpoint
+from weft.config.load import said_by
 from weft.config.tree import dump
 from weft.data.cache import TOKENIZER_FILE
 from weft.data.tokenizer import copy_tokenizer
@@ -43,7 +42,9 @@ def write_folder(
 ) -> Grown:
     """Write ``out``: it is there as a whole, or not at all. Arguments as of ``write_grown``.
 
-    Raises CheckpointError: as there.
+    Raises:
+        CheckpointError: as there.
+        ConfigErrors: the old run's configuration cannot be read.
     """
     said = _config(checkpoint, config_name)
     has_config = "batch" in said
@@ -85,12 +86,7 @@ def _config(checkpoint: Checkpoint, grown_name: str) -> dict[str, Any]:
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         return {}
-    try:
-        said = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"is not YAML: {' '.join(str(error).split())}", file=path) from error
-    if not isinstance(said, dict):
-        raise CheckpointError("holds no configuration", file=path)
+    said = said_by(path)
     said.pop("name", None)
     beginning: dict[str, Any] = {
         **said.get("checkpoint", {}),
