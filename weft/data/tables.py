@@ -155,15 +155,11 @@ def _parquet(request: Request, file: SourceFile) -> Column:
     groups = map(opened.metadata.row_group, range(opened.num_row_groups))
 
     def read(batches: range) -> Iterator[Sequence[str | None]]:
-        groups = opened.iter_batches(_ROWS, row_groups=batches, columns=[request.field])
-        while True:
-            try:
-                found = next(groups, None)
-            except unreadable as error:
-                raise request.error("Parquet files", f"{file.path}: {error}") from None
-            if found is None:
-                return
-            yield found.column(0).to_pylist()
+        try:
+            for found in opened.iter_batches(_ROWS, row_groups=batches, columns=[request.field]):
+                yield found.column(0).to_pylist()
+        except unreadable as error:
+            raise request.error("Parquet files", f"{file.path}: {error}") from None
 
     return Column(list(accumulate(group.num_rows for group in groups)), read)
 
