@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from checkpoint.checkpoint_cases import save
 
 from weft.cli.main import run
 from weft.config.load import load_config, to_yaml
+from weft.diagnose import divergence
+from weft.elastic.failure import Failure, RanksFailedError
 from weft.platform.detect import detect
 from weft.resolve.resolve import resolve
 
@@ -38,6 +41,28 @@ def test_a_setting_that_matters_shows_in_the_update_of_step_1(
     first = json.loads(capsys.readouterr().out)["divergence"]
     assert (first["step"], first["kind"], first["name"]) == (2, "parameter", "embed.weight")
     assert (first["sample"], first["layer"]) == (None, None)
+
+
+def test_both_begin_from_the_last_that_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what a rank says of it is said in a line."""
+    folder, started = run_folder(tmp_path / "run"), []
+
+    def fails(*_: object, start: Path, **_more: object) -> None:
+        started.append(start)
+        raise RanksFailedError([Failure(0, "error", "CheckpointError: damaged")])
+
+    monkeypatch.setattr(divergence, "bisect_sides", fails)
+    root = tmp_path / "run" / "checkpoints"
+    for step in (3, 4):
+        last = save(root, step, seed=3)
+    next(last.glob("*.safetensors")).unlink()
+    assert run(["compare", "--bisect", folder, f"debug {SMALL}", "--full"]) == 1
+    assert started == [root / "step-00000003"]
+    said = capsys.readouterr().err
+    assert "opened step-00000003" in said and "both begin from step 3 of A" in said
+    assert said.splitlines()[-1] == "error: rank 0: CheckpointError: damaged"
 
 
 def test_unlike_models_and_batches_are_refused(

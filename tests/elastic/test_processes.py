@@ -50,6 +50,15 @@ def test_ranks_that_recompute_fork_with_the_compiler() -> None:
     assert preloaded(some) == (*PRELOADED, COMPILER)
 
 
+@pytest.fixture
+def unsaid(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Nobody says how threads wait."""
+    for each in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(each, "")  # is undone
+        monkeypatch.delenv(each)
+    return monkeypatch
+
+
 @pytest.mark.parametrize(
     ("name", "said", "expected"),
     [
@@ -59,23 +68,17 @@ def test_ranks_that_recompute_fork_with_the_compiler() -> None:
     ],
 )
 def test_threads_give_up_their_core_soon_unless_told_otherwise(
-    name: str, said: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+    name: str, said: str | None, expected: str | None, unsaid: pytest.MonkeyPatch
 ) -> None:
-    for each in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.setenv(each, "")  # is undone
-        monkeypatch.delenv(each)
     if said is not None:
-        monkeypatch.setenv(name, said)
+        unsaid.setenv(name, said)
     warm_context()
     assert os.environ.get("GOMP_SPINCOUNT") == expected
 
 
-def test_commands_that_compute_themselves_do_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    for each in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.setenv(each, "")  # is undone
-        monkeypatch.delenv(each)
-    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
-    monkeypatch.setattr("sys.argv", ["weft", "--version"])
+def test_commands_that_compute_themselves_do_so_too(unsaid: pytest.MonkeyPatch) -> None:
+    unsaid.setattr(warnings, "formatwarning", warnings.formatwarning)
+    unsaid.setattr("sys.argv", ["weft", "--version"])
     with pytest.raises(SystemExit):
         main()
     assert os.environ["GOMP_SPINCOUNT"] == SPINS

@@ -65,6 +65,24 @@ def test_the_best_of_all_is_found_by_few_trials(
     assert kept.read_text() == result.tuner.candidates[result.best].plan.to_json()
 
 
+def test_trials_have_checkpoints_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the job itself saved elsewhere is neither gone on from nor added to."""
+    lab, places = FakeLab(), set[str | None]()
+    usual = lab.job
+
+    def job(cluster, command, out, number):
+        words = [word for word in command if "=" in word]
+        places.add(load_config("debug", words).config.checkpoint.to)
+        return usual(cluster, command, out, number)
+
+    lab.job = job
+    pairs = [*OWN, f"checkpoint.to={tmp_path / 'saved'}"]
+    tuned(asked(pairs), tmp_path / "out", monkeypatch, lab, trials=1)
+    assert places == {None}
+
+
 @pytest.mark.parametrize("dies", ["the best", "the other", "both"])
 def test_what_dies_in_the_last_comparison_is_left_out(
     dies: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

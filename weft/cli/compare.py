@@ -100,7 +100,7 @@ def _bisect(a: str, b: str, *, steps: int, full: bool, json: bool) -> None:
     saved, start = Path(a) / "checkpoints", None
     if full and saved.is_dir() and candidates(saved):
         checkpoint = open_saved(str(saved))
-        start = Path(str(checkpoint.folder))
+        start = saved / checkpoint.folder.name
         err.print(f"note: both begin from step {checkpoint.step} of A")
     try:
         with WorkerPool() as pool:
