@@ -160,6 +160,26 @@ def no_header(root: Path) -> Path:
     return table(root / "x.csv", [["1", "body"]], ["id", "body"])
 
 
+def two_columns(root: Path) -> Path:
+    return table(root / "x.csv", [["body", "other"]], ["text", "text"])
+
+
+def two_columns_of_parquet(root: Path) -> Path:
+    columns = [pa.array(["body"]), pa.array(["other"])]
+    parquet.write_table(pa.Table.from_arrays(columns, names=["text", "text"]), root / "x.parquet")
+    return root / "x.parquet"
+
+
+def wide_rows(root: Path) -> Path:
+    (root / "x.jsonl").write_bytes('{"text": "a"}\n'.encode("utf-16"))
+    return root / "x.jsonl"
+
+
+def wide_text(root: Path) -> Path:
+    (root / "x.txt").write_bytes(("a line\n" * 99).encode("utf-16"))
+    return root / "x.txt"
+
+
 def too_wide(root: Path) -> Path:
     (root / "x.csv").write_text('id,text\n1,"a\nb"\n2,with, a comma\n')
     return root / "x.csv"
@@ -210,6 +230,10 @@ REFUSALS = [
     (no_arrow, "Arrow files. {path}: "),
     (damaged_parquet, "Parquet files. {path}: "),
     (no_header, "a field that holds text in every row. {path} has: body, id."),
+    (two_columns, "a column of its own name. {path} has 2 such columns. Name another: "),
+    (two_columns_of_parquet, "a column of its own name. {path} has 2 such columns. "),
+    (wide_rows, "text in UTF-8. {path} is in UTF-16: convert it, with `iconv -f UTF-16"),
+    (wide_text, ALLOWED + " {path} is in UTF-16: convert it, with `iconv -f UTF-16 -t UTF-8`."),
     (too_wide, ROWS + "{path}:4: 3 columns, and the header has 2. Correct or delete that line."),
     (open_quote, ROWS + "{path}:2: unexpected end of data. Correct or delete that line."),
     (cut_gzip, "whole gzip files. {path}: it ends in the middle: cut short. Copy it again."),

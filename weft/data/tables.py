@@ -74,6 +74,7 @@ def delimited(request: Request, file: SourceFile) -> Iterator[tuple[str, bool]]:
         header = next(reader, [])
         if request.field not in header:
             raise no_text(request, file.path, dict.fromkeys(header))
+        _refuse_two(request, file, header)
         column = header.index(request.field)
         found = _until_the_limit(reader, lines, file)
         for row, line, lossy in _without_last(found) if is_cut(file) else found:
@@ -108,6 +109,12 @@ def _bad_row(request: Request, file: SourceFile, line: int, problem: str) -> Con
     return request.error("rows as wide as the header, with quotes around commas", hint)
 
 
+def _refuse_two(request: Request, file: SourceFile, columns: Sequence[str]) -> None:
+    """Of two columns with the wanted name nobody knows which one is meant."""
+    if (many := columns.count(request.field)) > 1:
+        raise request.no_field("a column of its own name", f"{file.path} has {many} such columns.")
+
+
 @dataclass(frozen=True)
 class Column:
     """The wanted column of a file whose rows come in batches."""
@@ -138,6 +145,7 @@ def _check_column(request: Request, file: SourceFile, schema: Any) -> None:
     field = request.field
     if field not in schema.names:
         raise no_text(request, file.path, dict.fromkeys(schema.names))
+    _refuse_two(request, file, schema.names)
     kind = str(schema.field(field).type)
     if not kind.startswith(_TEXT_TYPES):
         hint = f"{file.path} has {kind} there."
