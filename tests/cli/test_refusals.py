@@ -461,10 +461,10 @@ FOLDERS = [
         make=lambda folder: (folder / "text.txt").write_text("other words\n\n" * 900),
     ),
     Case(
-        "nothing to load",
-        "train tiny.yaml --out other checkpoint.load=none",
-        "error: checkpoint.load = 'none': expected a checkpoint, or a run's folder with one. "
-        "There is no such folder.",
+        "nothing to load, seen before data is read",
+        "train tiny.yaml --out other checkpoint.load=none data.path=none.txt",
+        "checkpoint.load = 'none': expected a checkpoint, or a run's folder with one. "
+        "There is no such folder.\n      on the command line",
     ),
     Case(
         "no such folder",

@@ -382,3 +382,11 @@ def test_a_run_without_held_out_text_has_a_summary(
     for name in ("metrics.jsonl", "events.jsonl"):
         assert "eval" not in (here / "mine" / name).read_text(), "a loss of 0 over no text"
     assert json.loads((here / "mine/summary.json").read_text())["held_out"] is None
+
+
+def test_what_a_run_began_with_may_be_gone_when_it_goes_on(here: Path, finished: Path) -> None:
+    shutil.copytree(finished, here / "run")
+    words = ["train", "tiny.yaml", "--out", "run", "checkpoint.load=gone"]
+    assert run(words) == 0
+    shutil.rmtree(here / "run/checkpoints")
+    assert run(words) == 2

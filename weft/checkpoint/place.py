@@ -20,6 +20,7 @@ FOLDER = "checkpoints"
 """In a run's folder: where checkpoints lie unless it says otherwise."""
 CONFIG_FILE = "config.yaml"
 KEY = "checkpoint.to"
+LOAD = "checkpoint.load"
 RUN = "{run}"
 """In that: the name of the run's folder."""
 _READ = 8 << 20
@@ -33,6 +34,13 @@ def place_of(text: str | Path, key: str = "FOLDER") -> Place:
     if isinstance(text, str) and is_address(text):
         return remote_path(text, key)
     return Path(text)
+
+
+def refuse_missing(place: Place, key: str) -> None:
+    """Raises ConfigError, which names ``key``, where there is no such folder on this machine."""
+    if isinstance(place, Path) and not place.exists():
+        expected = "a checkpoint, or a run's folder with one"
+        raise ConfigError(key, str(place), expected, "There is no such folder.")
 
 
 def checkpoints_of(run: Path) -> Place:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.checkpoint.entry import CheckpointError
+from weft.checkpoint.place import LOAD, place_of, refuse_missing
 from weft.checkpoint.store import is_free
 from weft.cli.output import err, finish, out, print_json, say, warn
 from weft.cli.plan.text import folded, memory_table, show_plan
@@ -58,6 +59,7 @@ from weft.train.run_folder import (
     CONFIG_FILE,
     RunFolder,
     changes,
+    has_saved,
     saved_step,
     saved_summary,
     summary_of,
@@ -327,9 +329,13 @@ def _refuse_moves(loaded: Loaded) -> None:
 
 
 def _refuse_unknown_place(loaded: Loaded, job: Job) -> None:
-    """``checkpoint.to`` has to be an address that can be opened here."""
+    """``checkpoint.to`` has to be an address that can be opened here, and what a new run begins
+    with has to be there."""
+    load = job.config.checkpoint.load
     try:
         _ = job.checkpoints
+        if load is not None and not has_saved(job.out):
+            refuse_missing(place_of(load, LOAD), LOAD)
     except ConfigError as error:
         raise loaded.place(error) from error
 

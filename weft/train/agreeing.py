@@ -17,7 +17,7 @@ from weft.checkpoint.agent.lease import Lease
 from weft.checkpoint.convert import import_hf
 from weft.checkpoint.entry import CheckpointError, told
 from weft.checkpoint.index import INDEX
-from weft.checkpoint.place import KEY, Place, checkpoints_of
+from weft.checkpoint.place import KEY, LOAD, Place, checkpoints_of
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.checkpoint.remote.owner import Owner, looked
 from weft.checkpoint.remote.path import RemotePath
@@ -37,7 +37,7 @@ from weft.train.first_opens import found_by_first, opened_by_first
 from weft.train.from_memory import newest_in_memory
 from weft.train.history import History, Rewind, history_of, read_rewinds
 from weft.train.job import Job
-from weft.train.loading import LOAD, Loading, loading
+from weft.train.loading import Loading, loading
 from weft.train.run_folder import REWINDS_FILE
 from weft.train.saved_sites import notes_of_sites
 from weft.train.saving import other_writer

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 from torch import Tensor
 
 from weft.checkpoint.entry import CheckpointError
-from weft.checkpoint.place import Place, place_of
+from weft.checkpoint.place import LOAD, Place, place_of, refuse_missing
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.sections import CheckpointConfig
 from weft.plan.box import Box
 from weft.plan.model import ParamSpec
 from weft.train.assemble import Values
-
-LOAD = "checkpoint.load"
 
 
 @dataclass(frozen=True)
@@ -128,10 +125,8 @@ def loading(
 def _opened(place: Place, opened: Callable[[Place], Checkpoint]) -> Checkpoint:
     try:
         return opened(place)
-    except CheckpointError as error:
-        if isinstance(place, Path) and not place.exists():
-            expected = "a checkpoint, or a run's folder with one"
-            raise ConfigError(LOAD, str(place), expected, "There is no such folder.") from error
+    except CheckpointError:
+        refuse_missing(place, LOAD)
         raise
 
 
