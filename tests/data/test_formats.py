@@ -259,6 +259,12 @@ def test_what_cannot_be_read_is_refused_in_words(
     assert f": expected {message}".replace("{path}", str(path)) in str(caught.value)
 
 
+def test_a_source_of_a_list_is_changed_in_the_list(tmp_path: Path) -> None:
+    sources = ({"path": str(whole_json(tmp_path))},)
+    with pytest.raises(ConfigError, match=r"`format: text` in data\.sources\[0\] reads it as text"):
+        prepared(None, tmp_path / "cache", sources=sources)
+
+
 @pytest.mark.parametrize("name", ["x.parquet.gz", "x.tar.gz", "x.tgz", "x.bz2"])
 def test_no_hint_makes_text_of_compressed_bytes(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(gzip.compress(b"\0" * 999))

@@ -84,9 +84,10 @@ class Request(NamedTuple):
         return f"{entry}.{name}"
 
     def giving(self, name: str, value: str) -> str:
-        """How another field of the same source is given: beside a path alone there is none."""
+        """How another field of the same source is given: beside a path alone there is none, and
+        one of a list is changed where the list is."""
         if self.key != "data.path":
-            return f"{self.key_of(name)}={value}"
+            return f"`{name}: {value}` in {self.key.removesuffix('.path')}"
         return f"data.path=null 'data.sources=[{{path: {self.path}, {name}: {value}}}]'"
 
     def no_field(self, expected: str, hint: str) -> ConfigError:
