@@ -63,8 +63,15 @@ def test_plans_that_are_called_the_same_are_refined_each() -> None:
     run.look_everywhere()
     near, apart = run.near(), run.distinct()
     alike = [lines for lines in near if lines not in apart]
-    assert alike and max(lines.seconds for lines in near) < 1.2 * apart[0].seconds
+    assert alike and max(lines.seconds for lines in near) < 1.35 * apart[0].seconds
     assert apart[0] in near
+
+
+def test_what_is_refined_is_what_could_be_fastest_and_not_what_is_now() -> None:
+    """Of the many that are not much slower, the fastest few with the usual order end 0.4 % slower
+    than one that comes after them."""
+    found = search(drawn(72, AS_COMMANDS, most_nodes=2))
+    assert found.best.time.step_s < 8.19
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 7])

@@ -520,12 +520,12 @@ class SearchRun:
         return self.has_time and any(left)
 
     def near(self, known: Sequence[Lines] = ()) -> list[Lines]:
-        """The best, and those that are nearly as fast, however alike: refined, they may be faster.
+        """The best, and those that are not much slower, however alike: refined, they may be faster.
         None that is ``known``."""
         if not self._refines_many:
             return []
         least = sorted(self._found, key=_step_s)[:MOST_NEAR]
-        within = NEARLY * self.cutoff
+        within = NEAR * self.cutoff
         return [lines for lines in least if lines.seconds < within and lines not in known]
 
     def candidate(self, lines: Lines) -> Candidate:
@@ -569,8 +569,9 @@ class SearchRun:
 
 
 NEARLY = 1.2
-"""Times the best step, up to which plans are refined, however alike they are."""
-MOST_NEAR = 48
+"""Times the best step, up to which pipelines are looked for where many plans are refined."""
+NEAR, MOST_NEAR = 1.35, 400
+"""Times the best step, up to which a plan that is refined may be the fastest; so many at most."""
 WORTH_A_LOOK = 1.25
 """Arrangements are looked at again whose best takes up to this many times the best of all."""
 WORTH_SHOWING = 1.25
