@@ -67,11 +67,14 @@ def test_plans_that_are_called_the_same_are_refined_each() -> None:
     assert apart[0] in near
 
 
-def test_what_is_refined_is_what_could_be_fastest_and_not_what_is_now() -> None:
+@pytest.mark.parametrize(("seed", "most_s"), [(72, 8.19), (18, 10.54)])
+def test_what_is_refined_is_what_could_be_fastest_and_not_what_is_now(
+    seed: int, most_s: float
+) -> None:
     """Of the many that are not much slower, the fastest few with the usual order end 0.4 % slower
-    than one that comes after them."""
-    found = search(drawn(72, AS_COMMANDS, most_nodes=2))
-    assert found.best.time.step_s < 8.19
+    than one that comes after them; and what is fastest when all that it keeps was given up, and as
+    much as there is room for kept again, is slower by far in between."""
+    assert search(drawn(seed, AS_COMMANDS, most_nodes=2)).best.time.step_s < most_s
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 7])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 from weft.plan.plan import Plan
@@ -27,6 +28,9 @@ and those that are so with as many microbatches in flight as is best for them.""
 MOST_PROMISING = 48
 """Others: those that could be fastest in some order. A plan that is a sixth slower in the usual
 order may be the fastest in the end."""
+MOST_BARE = 16
+"""Of these, and of others that are refined: those that keep next to nothing at first, whatever they
+would take so."""
 
 
 def refined(
@@ -69,16 +73,18 @@ def _variants(
 
 
 def _most_promising(near: Sequence[Candidate], problem: Problem) -> list[Candidate]:
-    return sorted(near, key=lambda each: _floor_s(each, problem))[:MOST_PROMISING]
+    return _each_once(sorted(near, key=partial(_floor_s, problem=problem)))[:MOST_PROMISING]
 
 
 def _with_room(few: Sequence[Candidate], problem: Problem, least: float) -> list[Candidate]:
-    """Those that could be the fastest if they kept next to nothing, for then more microbatches are
-    in flight; what there is room for after that is kept again."""
+    """The most promising, and others that could be the fastest so, keep next to nothing, for then
+    more microbatches are in flight; what there is room for after that is kept again."""
     if not problem.options.mixed_recompute:
         return []
-    again = _each_once([_all_again(each, problem) for each in few])
-    bare = [each for each in again if _floor_s(each, problem) < least]
+    promising = sorted(few, key=partial(_floor_s, problem=problem))
+    again = _each_once([_all_again(each, problem) for each in promising])
+    both = enumerate(again)
+    bare = [each for n, each in both if n < MOST_BARE or _floor_s(each, problem) < least]
     return [with_made_orders(each, problem, lists=False) for each in bare]
 
 
