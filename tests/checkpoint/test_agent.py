@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_cases import STATE, cut, rank_shards, save
+from limits import file_size_limit
 
 from weft.checkpoint.agent import agent, holding
 from weft.checkpoint.agent.agent import Agent
@@ -260,7 +261,40 @@ def test_a_machine_that_is_lost(tmp_path: Path) -> None:
         (failed,) = first.wait()
         assert isinstance(failed, Failed)
         assert failed.problem == "waited 0 s for rank-00001.safetensors of another machine"
-    assert [path.name for path in sorted(root.iterdir())] == ["latest", "step-00000001"]
+    left = ["latest", "step-00000001", "step-00000002.save2.abandoned"]
+    assert [path.name for path in sorted(root.iterdir())] == left
+
+
+def test_a_save_that_was_given_up_before_the_other_machine_looked(tmp_path: Path) -> None:
+    """It hears so, and has its part in the next one; it waited as long as a save may take."""
+    root = tmp_path / "checkpoints"
+    with machine(tmp_path / "a", root, [0]) as first, machine(tmp_path / "b", root, [1]) as second:
+        (root / "step-00000001.tmp").write_text("in the way")
+        first.copy(1, 0)
+        first.commit(1)
+        assert isinstance(first.wait()[0], Failed)
+        (root / "step-00000001.tmp").unlink()
+        second.copy(1, 1)
+        second.wait()
+        (failed,) = second.ranks[1].events()
+        assert isinstance(failed, Failed) and failed.problem == "who commits it gave it up"
+        first.copy(2, 0)
+        first.commit(2)
+        second.copy(2, 1)
+        assert isinstance(first.wait()[0], Saved)
+    assert sorted(path.name for path in root.iterdir()) == ["latest", "step-00000002"]
+
+
+def test_a_machine_that_cannot_even_say_that_it_cannot_write(tmp_path: Path) -> None:
+    draft = LocalDraft(tmp_path, 1, "save1")
+    draft.begin()
+    with (
+        file_size_limit(1),
+        pytest.raises(CheckpointError, match=r"facts\.json: cannot be written"),
+    ):
+        draft.leave(1, {"problem": "no room"})
+    assert draft.left(1) == {"problem": "the storage does not take what became of its file"}
+    assert draft.left(0) is None
 
 
 @contextmanager

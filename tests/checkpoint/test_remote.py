@@ -124,6 +124,18 @@ def refused(root: RemotePath, step: int, name: str = "fails") -> str:
     return str(error.value)
 
 
+def test_a_save_that_is_given_up_is_told_until_one_is_whole(s3: S3) -> None:
+    root = s3.place()
+    first = draft(root, 1, "first")
+    first.begin()
+    assert not first.is_abandoned()
+    first.abandon(tells=True)
+    assert first.is_abandoned() and not draft(root, 1, "second").is_abandoned()
+    save_far(root, 2, seed=2)
+    assert not first.is_abandoned()
+    assert sorted(each.name for each in root.iterdir()) == ["latest", "step-00000002"]
+
+
 def test_storage_that_refuses(s3: S3) -> None:
     """Any one request of a save: the checkpoint before is the latest, and nothing is left."""
     root = s3.place()

@@ -10,11 +10,12 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from weft.checkpoint import store
-from weft.checkpoint.entry import JSON, Piece, RankFile, rank_file_name, told
+from weft.checkpoint.entry import JSON, CheckpointError, Piece, RankFile, rank_file_name, told
 from weft.checkpoint.place import Place
 from weft.checkpoint.rank_file import write_pieces
 from weft.checkpoint.remote.draft import RemoteDraft
@@ -58,8 +59,12 @@ class Draft(Protocol):
         """Make a checkpoint of what ranks wrote, and the latest one; its folder. Nothing is
         replaced where that cannot be."""
 
-    def abandon(self) -> None:
-        """Remove what was written, when no other writes any more."""
+    def abandon(self, *, tells: bool = False) -> None:
+        """Remove what was written, when no other writes any more; ``tells``: those who wait for it
+        to begin."""
+
+    def is_abandoned(self) -> bool:
+        """And whoever did so told it."""
 
 
 def draft(root: Place, step: int, name: str, owner: Owner | None = None) -> Draft:
@@ -82,6 +87,7 @@ class LocalDraft:
         self._step = step
         self._folder = store.temporary(root, step)
         self._mark = self._folder / f"save-{name}"
+        self._end = root / store.abandoned_name(step, name)
 
     def begin(self) -> None:
         store.begin(self._root, self._step)
@@ -104,9 +110,16 @@ class LocalDraft:
         return beat
 
     def leave(self, rank: int, facts: Mapping[str, JSON]) -> None:
-        _put(self._facts_of(rank), facts)
+        try:
+            _put(self._facts_of(rank), facts)
+        except CheckpointError:
+            with suppress(OSError):
+                self._unsaid_by(rank).touch()  # a full disk has a place for a name
+            raise
 
     def left(self, rank: int) -> dict[str, JSON] | None:
+        if self._unsaid_by(rank).exists():
+            return {"problem": "the storage does not take what became of its file"}
         data: dict[str, JSON] | None = _got(self._facts_of(rank))
         if data is not None:
             self._facts_of(rank).unlink()
@@ -116,13 +129,24 @@ class LocalDraft:
     def commit(self, rank_files: Sequence[RankFile], state: Mapping[str, JSON]) -> Path:
         with told("removed", self._mark):
             self._mark.unlink()
-        return store.commit(self._root, self._step, rank_files, state)
+        folder = store.commit(self._root, self._step, rank_files, state)
+        store.forget_abandoned(self._root)
+        return folder
 
-    def abandon(self) -> None:
+    def abandon(self, *, tells: bool = False) -> None:
         store.abandon(self._root, self._step)
+        if tells:
+            with suppress(OSError):
+                self._end.touch()
+
+    def is_abandoned(self) -> bool:
+        return self._end.exists()
 
     def _facts_of(self, rank: int) -> Path:
         return (self._folder / rank_file_name(rank)).with_suffix(".facts.json")
+
+    def _unsaid_by(self, rank: int) -> Path:
+        return (self._folder / rank_file_name(rank)).with_suffix(".unsaid")
 
     def _held_by(self, rank: int) -> Path:
         return (self._folder / rank_file_name(rank)).with_suffix(".held.json")

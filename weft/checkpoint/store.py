@@ -42,6 +42,7 @@ LATEST = "latest"
 _STEP = re.compile(r"step-(\d{8,18})", re.ASCII)
 _REPLACED = re.compile(r"step-\d{8,18}\.old", re.ASCII)
 _LEFTOVER = re.compile(r"step-\d{8,18}(\.old)?\.tmp", re.ASCII)
+_ABANDONED = re.compile(r"step-\d{8,18}\.\w*\.abandoned", re.ASCII)
 _OLD = ".old"
 _TEMPORARY = ".tmp"
 _LOOK_S = 0.02
@@ -51,6 +52,20 @@ def step_name(step: int) -> str:
     """``step-00000100``."""
     assert 0 <= step < 10**18, f"step {step}"
     return f"step-{step:08d}"
+
+
+def abandoned_name(step: int, name: str) -> str:
+    """Of the empty file that says that a save was given up, whose name is ``name``."""
+    return f"{step_name(step)}.{name}.abandoned"
+
+
+def forget_abandoned(root: Place) -> None:
+    """Nobody waits for saves before one that all have had a part in."""
+    entries: list[Place] = list(root.iterdir())
+    for entry in entries:
+        if _ABANDONED.fullmatch(entry.name):
+            with suppress(OSError):
+                entry.unlink()
 
 
 def temporary(root: Path, step: int) -> Path:

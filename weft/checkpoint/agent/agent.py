@@ -361,17 +361,17 @@ class Agent:
         if order is None:
             self._contribute(draft, pending)
             return
+        assert pending.kept is not None, "written before it is whole"
+        others = set(range(pending.kept.world_size)) - pending.kept.copies.keys()
         began = time.monotonic()
-        draft.begin()
         try:
-            assert pending.kept is not None, "written before it is whole"
+            draft.begin()
             mine = _written(pending, draft)
-            others = set(range(pending.kept.world_size)) - mine.keys()
             files = [*mine.values(), *self._from_others(draft, pending, others)]
             draft.commit(files, pending.kept.state)
             self._latest = step_name(save.step)
         except Exception:
-            draft.abandon()
+            draft.abandon(tells=bool(others))
             raise
         num_bytes = sum(facts.bytes for facts in files)
         saved = Saved(step=save.step, seconds=time.monotonic() - began, bytes=num_bytes)
@@ -414,8 +414,13 @@ class Agent:
             """With the save before; otherwise it begins this one at once, or never."""
             return before is not None and before.is_open()
 
+        def has_begun() -> bool | None:
+            if draft.is_abandoned():
+                raise CheckpointError("who commits it gave it up")
+            return draft.is_open() or None
+
         what, patience = f"step {pending.save.step}", Patience(is_at_work)
-        self._until(lambda: draft.is_open() or None, what, pending, draft.look_s, patience)
+        self._until(has_begun, what, pending, draft.look_s, patience)
 
     def _from_others(
         self, draft: Draft, pending: _Pending, ranks: Collection[int]

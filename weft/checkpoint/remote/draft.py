@@ -39,6 +39,7 @@ class RemoteDraft:
         self._owner = owner
         self._folder = root / store.step_name(step)
         self._mark = self._folder / f"save-{name}"
+        self._end = root / store.abandoned_name(step, name)
 
     def begin(self) -> None:
         if self._owner is not None:
@@ -88,12 +89,19 @@ class RemoteDraft:
             latest.write_bytes(f"{self._folder.name}\n".encode())
         with suppress(OSError):  # what is left over the next save clears
             keep_only(self._folder, {INDEX, *index.files})
+            store.forget_abandoned(self._root)
         return self._folder
 
-    def abandon(self) -> None:
+    def abandon(self, *, tells: bool = False) -> None:
         with suppress(OSError, CheckpointError):
             self._refuse_other()
+            if tells:
+                self._end.write_bytes(b"")
             clean(self._root)
+
+    def is_abandoned(self) -> bool:
+        with told("read", self._end):
+            return self._end.is_file()
 
     def _refuse_other(self) -> None:
         """Where another run has taken its turn, what is there is not this one's to change."""
