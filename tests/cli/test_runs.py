@@ -390,3 +390,18 @@ def test_what_a_run_began_with_may_be_gone_when_it_goes_on(here: Path, finished:
     assert run(words) == 0
     shutil.rmtree(here / "run/checkpoints")
     assert run(words) == 2
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(
+    here: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(finished, here / "run")
+    file = here / "run/tokenizer.json"
+    data = json.loads(file.read_text())
+    (end,) = data["added_tokens"]
+    data["added_tokens"].append({**end, "id": 5000, "content": "<more>"})
+    data["model"]["vocab"]["<more>"] = 5000
+    file.write_text(json.dumps(data))
+    capsys.readouterr()
+    assert run(["generate", "run", "--prompt", "a"]) == 2
+    assert "tokenizer.json = 5001: expected a tokenizer of at most " in capsys.readouterr().err

@@ -112,8 +112,9 @@ def open_to_write(folder: str, memory: str | None) -> Opened:
     if isinstance(place, Path) and _is_hugging_face(place):
         return _open_hugging_face(place, most_bytes)
     checkpoint = open_saved(folder)
-    model = _model(saved_model(checkpoint), checkpoint, most_bytes)
-    tokenizer = load_tokenizer_of(checkpoint)
+    spec, tokenizer = saved_model(checkpoint), load_tokenizer_of(checkpoint)
+    _refuse_more_ids(tokenizer, spec, checkpoint.run)
+    model = _model(spec, checkpoint, most_bytes)
     return Opened(checkpoint.folder, checkpoint.step, checkpoint.run, model, tokenizer)
 
 
@@ -132,10 +133,15 @@ def _open_hugging_face(folder: Path, most_bytes: int | None) -> Opened:
     if not (folder / TOKENIZER_FILE).is_file():
         raise ConfigError("FOLDER", str(folder), f"a {TOKENIZER_FILE} beside the weights")
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
-    if tokenizer.vocab_size > weights.spec.vocab_size:
-        expected = f"a tokenizer of at most {weights.spec.vocab_size} ids, as the model has"
-        raise ConfigError(TOKENIZER_FILE, tokenizer.vocab_size, expected, f"Looked in {folder}.")
+    _refuse_more_ids(tokenizer, weights.spec, folder)
     return Opened(folder, None, None, _model(weights.spec, weights, most_bytes), tokenizer)
+
+
+def _refuse_more_ids(tokenizer: Tokenizer, spec: ModelSpec, folder: Path | None) -> None:
+    if tokenizer.vocab_size > spec.vocab_size:
+        expected = f"a tokenizer of at most {spec.vocab_size} ids, as the model has"
+        hint = f"Looked in {folder}."
+        raise ConfigError("tokenizer.json", tokenizer.vocab_size, expected, hint)
 
 
 def _model(spec: ModelSpec, saved: Saved, most_bytes: int | None) -> Writer:

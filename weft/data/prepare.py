@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ from weft.data.tokenizer import (
     end_token_config,
     file_digest,
     load_tokenizer,
+    tokenizer_digest,
     train_bpe,
 )
 from weft.data.tokens import token_type, type_code
@@ -164,7 +166,7 @@ def _slot(config: DataConfig, sources: Sequence[Source]) -> str:
     if config.tokenizer == "bpe":
         tokenizer = ("bpe", config.vocab_size)
     elif config.tokenizer not in MADE_HERE:
-        tokenizer = ("file", file_digest(Path(config.tokenizer).expanduser()))
+        tokenizer = ("file", tokenizer_digest(Path(config.tokenizer).expanduser()))
     requests = [source.request for source in sources]
     settings = [(_place(request.path), request.format, request.field) for request in requests]
     text = json.dumps([FORMAT, settings, *tokenizer, config.held_out, config.limit_mb])
@@ -243,6 +245,10 @@ def _check_samples(
         raise ConfigError("data.held_out", config.held_out, expected, hint)
 
 
+SEEN_DOCUMENTS, SEEN_CHARS = 64, 4096
+"""By which a tokenizer is judged, and how much of each."""
+LEAST_KEPT = 0.98
+"""Part of their signs that one keeps that loses nothing: some write a few otherwise."""
 MIN_TOKENS = 2
 """One to read, and one to foresee."""
 
@@ -270,9 +276,12 @@ class _Builder:
         text, end = self._tokenizer(jobs)
         path.write_text(text, encoding="utf-8")
         path.with_name(CONFIG_FILE).write_text(end_token_config(end), encoding="utf-8")
-        tokenizer = load_tokenizer(path)
+        asked = self._config.tokenizer
+        tokenizer = load_tokenizer(path, None if asked in MADE_HERE else Path(asked))
         encoded = [encode_job(job, tokenizer, folder, self._tell) for job in jobs]
         self._note(tokenizer.vocab_size, {name for _, lossy in encoded for name in lossy})
+        if asked not in MADE_HERE:
+            self._note_lost(jobs, tokenizer)
         meta = Meta(
             format=FORMAT,
             stamp=stamp,
@@ -299,7 +308,8 @@ class _Builder:
         if config.tokenizer == "bpe":
             return train_bpe(self._training_text(jobs), config.vocab_size), END
         path = Path(config.tokenizer).expanduser()
-        return path.read_text(encoding="utf-8"), load_tokenizer(path).end
+        end = load_tokenizer(path).end
+        return path.read_text(encoding="utf-8"), end
 
     def _training_text(self, jobs: Sequence[Job]) -> Iterator[str]:
         """Text to train a tokenizer on: nothing held out, from jobs in the order of a hash."""
@@ -330,6 +340,18 @@ class _Builder:
         skipped = {name for source in self._sources for name in source.skipped}
         if skipped:
             self.notes.append(f"data: {_files(skipped)} not of a format that is read, and left out")
+
+    def _note_lost(self, jobs: Sequence[Job], tokenizer: Tokenizer) -> None:
+        """What the tokenizer does not know, or throws away, of the beginning of the text."""
+        every = (piece.content for job in jobs for _, piece in job.pieces())
+        texts = list(islice((text for text in every if isinstance(text, str)), SEEN_DOCUMENTS))
+        texts = [text[:SEEN_CHARS] for text in texts]
+        back = map(tokenizer.decode, tokenizer.encode_batch(texts))
+        signs, kept = (sum(len("".join(each.split())) for each in some) for some in (texts, back))
+        if kept < LEAST_KEPT * signs:
+            unknown = f"only {kept / signs:.0%} of the text can be read from its tokens again"
+            why = "what the tokenizer does not know is not there, and bits a byte count it as free"
+            self.notes.append(f"data: {unknown}: {why}")
 
 
 def _files(found: set[str]) -> str:

@@ -26,6 +26,8 @@ MADE_HERE = ("bpe", "bytes")
 CONFIG_FILE = "tokenizer_config.json"
 """Beside a tokenizer.json; names its end-of-document token as ``eos_token``."""
 _KNOWN_ENDS = (END, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+MOST_IDS = 1 << 24
+"""A model has a row for each: more are a mistake."""
 
 
 class ByteTokenizer:
@@ -48,14 +50,17 @@ class FileTokenizer:
     """A tokenizer of the ``tokenizers`` library.
 
     All ids are below ``vocab_size``. The end-of-document token is ``end_id``, written ``end``; no
-    text contains it, whatever the text says. ``encode_batch`` uses as many threads as
-    RAYON_NUM_THREADS and TOKENIZERS_PARALLELISM allow.
+    text contains it, whatever the text says. The same text gives the same tokens. ``encode_batch``
+    uses as many threads as RAYON_NUM_THREADS and TOKENIZERS_PARALLELISM allow.
     """
 
-    def __init__(self, text: str, end: str) -> None:
+    def __init__(self, text: str, end: str, path: Path | None = None) -> None:
+        """``path``: of its file, for messages."""
         from tokenizers import Tokenizer as Library
 
-        self._tokenizer = Library.from_str(text)
+        self._path, self._tokenizer = path, Library.from_str(text)
+        if getattr(self._tokenizer.model, "dropout", None):
+            self._tokenizer.model.dropout = None
         # Text that spells a special token is text.
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
@@ -67,9 +72,36 @@ class FileTokenizer:
         self.end = end
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
-        """Token ids ``[n]`` of each text, without any special tokens."""
-        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        """Token ids ``[n]`` of each text, without any special tokens.
+
+        Raises ConfigError: it has no token for what a text holds.
+        """
+        found = self._encoded(texts)
+        for number, ids in enumerate(found):
+            if (ids == self.end_id).any():
+                found[number] = self._without_end(texts[number])
+        return found
+
+    def _encoded(self, texts: Sequence[str]) -> list[Tokens]:
+        try:
+            encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # the library raises nothing more special
+            expected = "a tokenizer with a token for all text"
+            hint = f"{error}. Name the one for what it does not know, as unk_token or unk_id."
+            raise ConfigError("data.tokenizer", str(self._path), expected, hint) from error
         return [np.array(one.ids, dtype=np.int32) for one in encoded]
+
+    def _without_end(self, text: str) -> Tokens:
+        """Ids of a text that spells the end token, which the vocabulary has as a word: it is cut
+        inside the word."""
+        middle = max(len(self.end) // 2, 1)
+        first, *others = text.split(self.end)
+        parts = [first]
+        for other in others:
+            parts[-1] += self.end[:middle]
+            parts.append(self.end[middle:] + other)
+        ids = np.concatenate(self._encoded(parts))
+        return np.asarray(ids[ids != self.end_id])
 
     def decode(self, tokens: npt.ArrayLike) -> str:
         """The text of ids ``[n]``; end-of-document tokens give nothing."""
@@ -85,6 +117,15 @@ def copy_tokenizer(file: Path, folder: Path) -> None:
     for source in (file, file.with_name(CONFIG_FILE)):
         if source.is_file():
             shutil.copyfile(source, folder / source.name)
+
+
+def tokenizer_digest(path: Path) -> str:
+    """Hash of a ``tokenizer.json`` and of the end token that is named beside it.
+
+    Raises ConfigError: there is no such file, or what is beside it cannot be read.
+    """
+    named = json.dumps([file_digest(path), _named_end(path)])
+    return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
 
 
 def file_digest(path: Path) -> str:
@@ -103,15 +144,17 @@ def end_token_config(end: str) -> str:
     return json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end})
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path, named: Path | None = None) -> Tokenizer:
     """The tokenizer in a ``tokenizer.json``.
+
+    ``named``: the file that it is a copy of, for messages.
 
     Raises ConfigError: it is not one, or has no end-of-document token.
     """
     try:
         text = path.read_text(encoding="utf-8")
         data = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _unusable(path, f"{error}.") from None
     if text == byte_tokenizer_json():
         return ByteTokenizer()
@@ -119,9 +162,12 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise _unusable(path, "It has no model inside.")
     end = _end_token(path, data)
     try:
-        return FileTokenizer(text, end)
+        found = FileTokenizer(text, end, named or path)
     except Exception as error:  # the library raises nothing more special
         raise _unusable(path, f"{error}.") from error
+    if found.vocab_size > MOST_IDS:
+        raise _unusable(path, f"It has the id {found.vocab_size - 1}, and {MOST_IDS} are the most.")
+    return found
 
 
 def _unusable(path: Path, hint: str) -> ConfigError:
@@ -131,17 +177,32 @@ def _unusable(path: Path, hint: str) -> ConfigError:
 
 def _end_token(path: Path, data: dict[str, Any]) -> str:
     """The end-of-document token: as the file beside it says, or one of the usual ones."""
-    special = {token.get("content") for token in data.get("added_tokens") or ()}
-    beside = path.with_name(CONFIG_FILE)
-    named: Any = json.loads(beside.read_text()).get("eos_token") if beside.is_file() else None
-    if isinstance(named, dict):
-        named = named.get("content")
-    for token in (named, *_KNOWN_ENDS):
+    added = data.get("added_tokens")
+    every = added if isinstance(added, list) else []
+    special = [token.get("content") for token in every if isinstance(token, dict)]
+    for token in (_named_end(path), *_KNOWN_ENDS):
         if token in special:
             return str(token)
     expected = f"a tokenizer with an end-of-document token, such as {', '.join(_KNOWN_ENDS[:3])}"
     hint = f"A {CONFIG_FILE} beside it may name its own as eos_token."
     raise ConfigError("data.tokenizer", str(path), expected, hint)
+
+
+def _named_end(path: Path) -> str | None:
+    """As the file beside a ``tokenizer.json`` names it, if it does."""
+    beside = path.with_name(CONFIG_FILE)
+    if not beside.is_file():
+        return None
+    try:
+        data = json.loads(beside.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unusable(path, f"{beside}: {error}.") from None
+    if not isinstance(data, dict):
+        raise _unusable(path, f"{beside}: not an object.")
+    named = data.get("eos_token")
+    if isinstance(named, dict):
+        named = named.get("content")
+    return named if isinstance(named, str) else None
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
