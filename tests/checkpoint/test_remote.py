@@ -347,6 +347,14 @@ def test_a_sign_that_ends_no_secret() -> None:
         assert split_address(address, "checkpoint.to").geturl() == address
 
 
+@pytest.mark.parametrize("endpoint", ["garbage", "host:9000", "http://", "ftp://host"])
+def test_an_endpoint_that_is_none(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    said = f"AWS_ENDPOINT_URL = '{endpoint}': expected https://HOST"
+    with pytest.raises(ConfigError, match=said):
+        place_of(f"s3://none-{endpoint[:4].strip(':/')}/one", "checkpoint.to")
+
+
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     open_files.cache_clear()
     monkeypatch.setitem(sys.modules, "weft.checkpoint.remote.objects", None)

@@ -15,11 +15,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import obstore
 from obstore.store import S3Store
 
 from weft.checkpoint.remote.files import Parts
+from weft.config.errors import ConfigError
 
 PART_BYTES = 8 << 20
 PARTS_AT_ONCE = 4
@@ -46,7 +48,7 @@ class ObjectFiles:
         given: dict[str, Any] = _from_profile()
         endpoint = _endpoint() or given.get("endpoint", "")
         if endpoint:
-            given["endpoint"] = endpoint
+            given["endpoint"] = _checked(endpoint)
         self._store = S3Store(
             bucket,
             client_options={
@@ -118,6 +120,16 @@ def _line(error: Exception) -> str:
 def _endpoint() -> str:
     """Of storage that is not Amazon's own; variables of the AWS tools."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+
+
+def _checked(endpoint: str) -> str:
+    """Raises ConfigError for what is no address: the library ends there."""
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        expected = "https://HOST or http://HOST, with a port or without"
+        hint = "AWS_ENDPOINT_URL_S3 and the profile's endpoint_url say it too."
+        raise ConfigError("AWS_ENDPOINT_URL", endpoint, expected, hint)
+    return endpoint
 
 
 def _from_profile() -> dict[str, str]:
