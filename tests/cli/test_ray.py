@@ -20,7 +20,7 @@ from cli import commands
 from cli.machines import Machine, machines, why_not
 
 from weft.cli.main import run
-from weft.elastic.on_ray import Ended, NodeRanks, _came, _hang_up, environments, shares
+from weft.elastic.on_ray import Ended, NodeRanks, _came, environments, shares
 
 
 def test_nodes_with_most_room_come_first() -> None:
@@ -92,12 +92,6 @@ def test_what_ray_says_of_a_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
     _, (lost,) = _came(RayError("The actor died\nunexpectedly"), "2")
     assert (lost.rank, lost.cause) == (2, "signal")
     assert lost.message == "its node was lost: The actor died"
-
-
-def test_a_terminal_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for handler, asks in ((signal.SIG_DFL, (signal.SIGHUP,)), (signal.SIG_IGN, ())):
-        monkeypatch.setattr(signal, "getsignal", lambda _, handler=handler: handler)
-        assert _hang_up() == asks, "nohup ignores it, and so may whoever runs the tests"
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="the package ray is here")

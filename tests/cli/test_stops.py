@@ -280,12 +280,14 @@ def test_a_start_soon_after_goes_on_from_memory(here: Path, whole_run: WholeRun)
 
 def test_signals_of_job_systems(here: Path, whole_run: WholeRun) -> None:
     """SIGTERM to the command and to its group, as ``timeout`` sends it, stops after the step and
-    saves; SIGKILL to the command takes every rank with it."""
+    saves, and so does SIGHUP, as a shell whose terminal is closed sends it; SIGKILL to the command
+    takes every rank with it."""
     out = here / "mine"
     with commands.started(here, "mine") as command:
         command.wait_for_step(4)
         os.kill(command.process.pid, signal.SIGTERM)
-        os.killpg(command.process.pid, signal.SIGTERM)
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            os.killpg(command.process.pid, number)
         code, _, errors = command.finish()
         assert command.is_gone()
     done = commands.steps(out)[-1]["step"]

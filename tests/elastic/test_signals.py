@@ -2,13 +2,23 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from weft.elastic import signals
 from weft.elastic.signals import Asked, interrupted_once
+from weft.train.stop import hang_up
 
 BOTH = (signal.SIGTERM, signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def default_hang_up() -> Iterator[None]:
+    """Whoever runs the tests may ignore it (``nohup``)."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def test_requests_are_counted_not_signals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +35,7 @@ def test_requests_are_counted_not_signals(monkeypatch: pytest.MonkeyPatch) -> No
     assert [signal.getsignal(number) for number in BOTH] == before
 
 
-@pytest.mark.parametrize("first", BOTH)
+@pytest.mark.parametrize("first", [*BOTH, signal.SIGHUP])
 def test_a_second_signal_does_not_interrupt_the_cleaning(
     first: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,3 +48,11 @@ def test_a_second_signal_does_not_interrupt_the_cleaning(
         monkeypatch.setattr(signals, "SAME_REQUEST_S", -1.0)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), first)
+
+
+def test_a_terminal_that_is_closed_is_heard_unless_nobody_should_care() -> None:
+    assert signal.SIGHUP in hang_up()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with interrupted_once():
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert hang_up() == ()

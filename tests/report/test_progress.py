@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import math
 import os
+import pty
 import re
+import signal
 import time
 from dataclasses import replace
 
@@ -154,6 +156,25 @@ def test_every_line_is_flushed(mode: Mode) -> None:
     with Progress(1, log_every=1, mode=mode, stream=stream) as progress:
         progress.message("here")
         assert b"here\n" in raw.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["plain", "live"])
+def test_a_terminal_that_is_closed_asks_this_process_to_stop(mode: Mode) -> None:
+    ours, theirs = pty.openpty()
+    asked: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    try:
+        with (
+            os.fdopen(theirs, "w", encoding="utf-8") as stream,
+            Progress(2, log_every=1, mode=mode, stream=stream) as progress,
+        ):
+            os.close(ours)
+            progress.message("nobody reads this")
+            assert asked == [signal.SIGTERM]
+            progress.end("nor this")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert asked == [signal.SIGTERM]
 
 
 class TickingClock:

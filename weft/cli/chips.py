@@ -23,6 +23,7 @@ from weft.cost.profile_file import (
     save_profile,
     saved_profiles,
 )
+from weft.elastic.signals import interrupted_once
 from weft.platform.detect import detect_node
 from weft.platform.registry import PLATFORMS
 from weft.report.units import gib
@@ -121,9 +122,10 @@ def profile(
     path = file_to_write("--out", out_file) if out_file else None
     if path is None:
         profiles_to_write(profiles_folder())
-    found = measure_profile(
-        node, device=chosen, quick=quick, say=lambda text: err.print(f"{text} ...")
-    )
+    with interrupted_once():
+        found = measure_profile(
+            node, device=chosen, quick=quick, say=lambda text: err.print(f"{text} ...")
+        )
     path = path or profiles_folder() / file_name(found)
     save_profile(found, path)
     if json:

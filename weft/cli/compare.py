@@ -14,6 +14,7 @@ from weft.cli.resolved import resolved_here
 from weft.cli.saved import open_saved
 from weft.cli.target import Json, Overrides, Target, file_to_write, load
 from weft.config.errors import ConfigError, RunError
+from weft.elastic.signals import interrupted_once
 from weft.resolve.resolve import Resolved
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _bisect(a: str, b: str, *, steps: int, full: bool, json: bool) -> None:
         start = saved / checkpoint.folder.name
         err.print(f"note: both begin from step {checkpoint.step} of A")
     try:
-        with WorkerPool() as pool:
+        with interrupted_once(), WorkerPool() as pool:
             found = bisect_sides(pool.run, sides, steps=steps, full=full, start=start)
     except RanksFailedError as error:
         raise RunError(str(error)) from error
@@ -154,7 +155,7 @@ def verify(
     from weft.diagnose.verdict import verify_plan
     from weft.elastic.pool import WorkerPool
 
-    with WorkerPool() as pool:
+    with interrupted_once(), WorkerPool() as pool:
         found = verify_plan(pool.run, resolved.plan, resolved.spec, resolved.config, steps=steps)
     if json:
         print_json(found.to_json())

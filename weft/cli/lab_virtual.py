@@ -16,6 +16,7 @@ from weft.cluster.cluster import Cluster
 from weft.cluster.cluster_file import read_cluster
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
+from weft.elastic.signals import interrupted_once
 from weft.lab.faults import Fault
 from weft.plan.plan import Plan
 from weft.platform.detect import detect
@@ -120,12 +121,13 @@ def run_virtual(virtual: VirtualCluster, *, plays: bool, json: bool) -> None:
         return
     from weft.virtual.play import play
 
-    if json:
+    if not json:
+        err.print("[lab] playing it: a process a chip, which sleeps instead of computing")
+    with interrupted_once():
         played = play(virtual, prediction)
+    if json:
         print_json({**prediction.as_json(), "predicted": False, "played": asdict(played)})
         return
-    err.print("[lab] playing it: a process a chip, which sleeps instead of computing")
-    played = play(virtual, prediction)
     low, high = prediction.least_s, prediction.most_s
     out.print(
         f"played {played.step_s:.3g} s a step (spread {played.spread:.1%}); "

@@ -23,6 +23,7 @@ from weft.cluster.topology import (
 from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError
 from weft.cost.profile_file import profiles_folder
+from weft.elastic.signals import interrupted_once
 from weft.platform.detect import detect_node
 from weft.report.plan_picture import ranges
 
@@ -61,7 +62,8 @@ def topology(
         _refuse_too_many("--ranks", many)
         profiles_to_write(folder)
         fresh = fresh or saved_links(folder, [node.host]) is None
-        links = links_here(many, device, folder, fresh=fresh)
+        with interrupted_once():
+            links = links_here(many, device, folder, fresh=fresh)
     else:
         if ranks is not None:
             hint = "The launcher says how many there are."

@@ -213,7 +213,7 @@ def _work(
     A thread of its own sends, so that batches are made ahead although a pipe holds little.
     """
     # They may go to all processes of a group or a job; they are for the parent.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _be_killed_with_parent()
     outgoing: queue.SimpleQueue[bytes] = queue.SimpleQueue()

@@ -211,7 +211,7 @@ def _watched(calls: Mapping[Any, tuple[Any, str]]) -> tuple[list[Ended], list[Fa
 
     ended, failures, asked = list[Ended](), list[Failure](), Asked()
     pending, deadline, passed_on = list(calls), float("inf"), 0
-    with asked.handlers(*_hang_up()):
+    with asked.handlers():
         while pending:
             ready, pending = ray.wait(pending, num_returns=1, timeout=LOOK_S)
             for call in ready:
@@ -225,12 +225,6 @@ def _watched(calls: Mapping[Any, tuple[Any, str]]) -> tuple[list[Ended], list[Fa
                 number = signal.SIGKILL if is_over else signal.SIGTERM
                 _send([calls[call][0] for call in pending], number)
     return ended, failures
-
-
-def _hang_up() -> tuple[signal.Signals, ...]:
-    """A terminal that is closed asks the ranks to stop, unless nobody should care (``nohup``)."""
-    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return () if is_ignored else (signal.SIGHUP,)
 
 
 def _came(call: Any, first: str) -> tuple[list[Ended], list[Failure]]:

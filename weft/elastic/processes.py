@@ -49,8 +49,8 @@ def preloaded(plan: Plan) -> tuple[str, ...]:
 def warm_context(preload: Sequence[str] = PRELOADED) -> ForkServerContext:
     """The process context of a job. Its server begins to import at once; the caller goes on.
 
-    Ctrl-C and SIGTERM to a whole group do not reach the server: this process passes them on to
-    what was forked.
+    Ctrl-C, SIGTERM and SIGHUP to a whole group do not reach the server: this process passes them on
+    to what was forked.
     """
     give_up_cores_soon()
     context = multiprocessing.get_context("forkserver")
@@ -104,8 +104,9 @@ def run_on(
     """Run the ranks of a job until all have ended.
 
     Rank 0 keeps the terminal; the others write to ``folder/logs/rank*.log``. No other job may run
-    in ``folder`` at the same time. Ctrl-C or SIGTERM asks the ranks to stop, by SIGTERM, and is no
-    failure; a second one ends them at once. If this process is killed, they end by themselves.
+    in ``folder`` at the same time. Ctrl-C, SIGTERM or SIGHUP asks the ranks to stop, by SIGTERM,
+    and is no failure; a second one ends them at once. If this process is killed, they end by
+    themselves.
 
     Args:
         args: What the processes' target is called with after the address.

@@ -1,4 +1,4 @@
-"""What Ctrl-C and SIGTERM do to a command, for as long as a part of it runs."""
+"""What Ctrl-C, SIGTERM and SIGHUP do to a command, for as long as a part of it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from weft.train.stop import SAME_REQUEST_S
+from weft.train.stop import SAME_REQUEST_S, hang_up
 
 
 class Handlers:
@@ -36,9 +36,9 @@ class Asked:
         self.times = 0
         self._counted = -math.inf
 
-    def handlers(self, *more: signal.Signals) -> Handlers:
-        """Count Ctrl-C, SIGTERM, SIGUSR1 and these instead of ending."""
-        asking = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *more)
+    def handlers(self) -> Handlers:
+        """Count Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal instead of ending."""
+        asking = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *hang_up())
         return Handlers(dict.fromkeys(asking, self._on_signal))
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
@@ -59,6 +59,6 @@ class _Interrupting(Asked):
 
 
 def interrupted_once() -> Handlers:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt, so that what was begun is cleaned up; not a
-    second time within a second, which would end the cleaning."""
+    """Ctrl-C, SIGTERM and a closed terminal raise KeyboardInterrupt, so that what was begun is
+    cleaned up; not a second time within a second, which would end the cleaning."""
     return _Interrupting().handlers()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -74,7 +73,7 @@ def rehearse(asked: Rehearsal, say: Say) -> Outcome:
     lab = Lab(asked.cluster, disk=asked.out / "checkpoints" if wants_disk else None)
     steps = Steps(asked.out / "metrics.jsonl")
     faults = [Appointment(fault) for fault in asked.faults]
-    with _alone_in(asked.out / LOGS), interrupts.handlers(signal.SIGHUP), lab.built():
+    with _alone_in(asked.out / LOGS), interrupts.handlers(), lab.built():
         lab.start(asked.command, asked.out, quiet=asked.quiet)
         begun = time.monotonic()
         _record(asked, lab, faults, None)

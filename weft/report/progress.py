@@ -7,12 +7,14 @@ draws: ``step`` only hands over numbers.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, TextIO
 
 from rich import progress
@@ -184,7 +186,8 @@ class _Screen(progress.Progress):
     def stop(self) -> None:
         """Draw the bar for the last time, or take a transient one away; may be called twice."""
         if self.is_live:
-            super().stop()
+            with _while_read(self._stream):
+                super().stop()
 
     def message(self, text: str) -> None:
         """A line, unless quiet."""
@@ -193,10 +196,11 @@ class _Screen(progress.Progress):
 
     def warn(self, text: str) -> None:
         """A line in every mode."""
-        if self.is_live:
-            self.console.print(Text(_encodable(text, self._stream)), soft_wrap=True)
-        else:
+        if not self.is_live:
             _write_line(self._stream, text)
+            return
+        with _while_read(self._stream):
+            self.console.print(Text(_encodable(text, self._stream)), soft_wrap=True)
 
     def show(self, label: str, done: int, total: int, words: str, **numbers: Any) -> None:
         """Soon, as a thread draws. ``total`` 0: not known. ``numbers``: ``cells`` and ``curve``."""
@@ -324,11 +328,20 @@ def _is_due(shown_at: float | None, now: float) -> bool:
 
 
 def _write_line(stream: TextIO, text: str) -> None:
-    """Write at once. When the reader has gone (``| head``), this process is asked to stop."""
-    try:
+    """Write at once."""
+    with _while_read(stream):
         stream.write(_encodable(text, stream) + "\n")
         stream.flush()
-    except BrokenPipeError:
+
+
+@contextmanager
+def _while_read(stream: TextIO) -> Iterator[None]:
+    """When the reader has gone (``| head``, a closed terminal), this process is asked to stop."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

@@ -1,4 +1,4 @@
-"""Stop after the current step when asked to: Ctrl-C, or SIGTERM or SIGUSR1 from a job system."""
+"""Stop after the current step when asked to: by Ctrl-C, a closed terminal or a job system."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ SAME_REQUEST_S = 1.0
 its group, a terminal to everything that runs in it."""
 
 
+def hang_up() -> tuple[signal.Signals, ...]:
+    """What a terminal that is closed sends, unless nobody should care (``nohup``)."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return () if is_ignored else (signal.SIGHUP,)
+
+
 class StopSignal:
     """Remembers that this process was asked to stop. The ranks agree on it with their totals.
 
@@ -28,10 +34,9 @@ class StopSignal:
         self._interrupted = math.inf
 
     def listen(self) -> None:
-        """Take over Ctrl-C, SIGTERM and SIGUSR1, which job systems send before a time limit."""
-        signal.signal(signal.SIGINT, self._on_signal)
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGUSR1, self._on_signal)
+        """Take over Ctrl-C, SIGTERM, SIGHUP and SIGUSR1, which job systems send before a limit."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *hang_up()):
+            signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.asked = True
@@ -54,7 +59,7 @@ def signals_held() -> Iterator[None]:
 
     They inherit that it is held back; here it is only late.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGHUP})
     resource_tracker.ensure_running()  # lets the others through when it starts one
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:

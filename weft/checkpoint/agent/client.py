@@ -38,7 +38,7 @@ from weft.checkpoint.threads import in_threads
 from weft.cluster.cluster import HOST
 
 AGENT = "weft.checkpoint.agent"
-ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """What asks a job to stop and save."""
 SLOTS = 2
 """Copies of a rank's state that host memory may hold: one is written or kept, one may be taken."""
