@@ -1,6 +1,7 @@
 """Signals that come together are one request to stop."""
 
 import os
+import pty
 import signal
 from collections.abc import Iterator
 
@@ -8,6 +9,7 @@ import pytest
 
 from weft.elastic import signals
 from weft.elastic.signals import Asked, interrupted_once
+from weft.train import stop
 from weft.train.stop import hang_up
 
 BOTH = (signal.SIGTERM, signal.SIGINT)
@@ -56,3 +58,22 @@ def test_a_terminal_that_is_closed_is_heard_unless_nobody_should_care() -> None:
     with interrupted_once():
         os.kill(os.getpid(), signal.SIGHUP)
     assert hang_up() == ()
+
+
+def test_what_is_printed_after_a_terminal_was_closed_goes_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that is still there keeps what is printed to it."""
+    pairs = [pty.openpty() for _ in range(2)]
+    (gone, closed), (here, kept) = pairs
+    monkeypatch.setattr(stop, "_OUTPUTS", (closed, kept))
+    with Asked().handlers():
+        os.close(gone)
+        with pytest.raises(OSError, match="Input/output error"):
+            os.write(closed, b"lost")
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert os.write(closed, b"lost") == 4
+    os.write(kept, b"told")
+    assert os.read(here, 4) == b"told"
+    for handle in (closed, here, kept):
+        os.close(handle)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from weft.train.stop import SAME_REQUEST_S, hang_up
+from weft.train.stop import SAME_REQUEST_S, hang_up, let_go_of_terminal
 
 
 class Handlers:
@@ -42,6 +42,7 @@ class Asked:
         return Handlers(dict.fromkeys(asking, self._on_signal))
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        let_go_of_terminal()
         now = time.monotonic()
         if now - self._counted > SAME_REQUEST_S:
             self.times += 1

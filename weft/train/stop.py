@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import select
 import signal
 import time
 from collections.abc import Iterator
@@ -14,12 +16,26 @@ from types import FrameType
 SAME_REQUEST_S = 1.0
 """Signals that come together are one request to stop: job systems send them to a process and to
 its group, a terminal to everything that runs in it."""
+_OUTPUTS = (1, 2)
+"""Standard output and standard error."""
 
 
 def hang_up() -> tuple[signal.Signals, ...]:
     """What a terminal that is closed sends, unless nobody should care (``nohup``)."""
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return () if is_ignored else (signal.SIGHUP,)
+
+
+def let_go_of_terminal() -> None:
+    """Where it is gone, what is printed goes nowhere: to write there would fail."""
+    outputs = select.poll()
+    for output in _OUTPUTS:
+        outputs.register(output, 0)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for output, found in outputs.poll(0):
+        if found & select.POLLHUP:
+            os.dup2(nowhere, output)
+    os.close(nowhere)
 
 
 class StopSignal:
@@ -39,6 +55,7 @@ class StopSignal:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        let_go_of_terminal()
         self.asked = True
         if number == signal.SIGINT:
             now = time.monotonic()
