@@ -189,7 +189,24 @@ class Ended(RankProcess):
     ],
 )
 def test_exit_code(ranks: list[RankProcess], code: int) -> None:
-    assert exit_code(ranks) == code
+    assert exit_code(ranks, was_stopped=False) == code
+
+
+@pytest.mark.parametrize(
+    ("ranks", "code"),
+    [
+        ([Ended(0), Ended(0)], 0),
+        ([Ended(-15), Ended(0)], 75),
+        ([Ended(-15, 1), Ended(1, 2)], 75),
+        ([Ended(1, 1), Ended(-15, 2)], 1),
+        ([Ended(-9, 1), Ended(-15, 2)], 1),
+        ([Ended(0), Ended(-9, why="asked to stop twice")], 75),
+        ([Ended(75), Ended(-9, by_fault=True)], 75),
+    ],
+)
+def test_exit_code_of_what_was_asked_to_stop(ranks: list[RankProcess], code: int) -> None:
+    """Ranks that have not begun to listen are ended by the signal that asks them."""
+    assert exit_code(ranks, was_stopped=True) == code
 
 
 def test_disks_of_labs_among_other_mounts() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.cluster.cluster_file import ClusterFile
-from weft.config.errors import ConfigError
+from weft.config.errors import STOPPED, ConfigError
 from weft.elastic.signals import Asked
 from weft.lab.faults import Appointment, Fault, Say
 from weft.lab.lab import LOGS, Lab
@@ -86,7 +87,7 @@ def rehearse(asked: Rehearsal, say: Say) -> Outcome:
                 each.keep(now_s, steps.last, lab, say)
             time.sleep(LOOK_S)
     lab.look(time.monotonic() - begun)
-    code = exit_code(lab.ranks)
+    code = exit_code(lab.ranks, was_stopped=interrupts.times > 0)
     return Outcome(
         record=_record(asked, lab, faults, code),
         exit_code=code,
@@ -145,7 +146,7 @@ class _Watch:
         return False
 
     def _look_for_failures(self, now_s: float) -> None:
-        failed = [rank for rank in self._lab.ranks if rank.code]
+        failed = [rank for rank in self._lab.ranks if rank.code and not rank.by_fault]
         if self._failed_s is None and failed:
             self._failed_s = now_s
             for rank in failed:
@@ -157,13 +158,16 @@ class _Watch:
         return True
 
 
-def exit_code(ranks: Sequence[RankProcess]) -> int:
-    """Of the job: that of the rank which failed first on its own; 1 where a signal ended it.
+def exit_code(ranks: Sequence[RankProcess], *, was_stopped: bool) -> int:
+    """Of the job: that of the rank which failed first on its own; 1 where a signal ended it, and 75
+    where it was the one that asked all to stop.
 
     A rank that a fault killed has not failed: 0 where all others ended well.
     """
     failed = [rank for rank in ranks if rank.code != 0 and not rank.by_fault]
     failed.sort(key=lambda rank: (bool(rank.why), rank.ended_s or 0.0, rank.rank))
+    if failed and was_stopped and (failed[0].why or failed[0].code == -signal.SIGTERM):
+        return STOPPED
     if failed:
         return max(1, failed[0].code or 1)
     return 0 if any(rank.code == 0 for rank in ranks) else 1
