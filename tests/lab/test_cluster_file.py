@@ -97,6 +97,17 @@ def test_ranks_and_nodes_follow_the_order_of_the_file(tmp_path: Path) -> None:
             HOST + "links: {inside: {gbit: 0}}\n",
             ["links.inside.gbit = 0: expected a number > 0, or null."],
         ),
+        (
+            HOST + "links: {between: {gbit: 1e-9}}\n",
+            ["links.between.gbit = 1e-09: expected a number from 0.00001 to 10000, or null."],
+        ),
+        (
+            HOST + "links: {inside: {gbit: 40000}}\n",
+            [
+                "links.inside.gbit = 40000.0: expected a number from 0.00001 to 10000, or null. "
+                "With null it is as fast as the machine can.\n      at c.yaml:4"
+            ],
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from lab.lab_cases import TWO, hosts, needs_root, own_labs, play, written
 
-from weft.cluster.cluster_file import ClusterFile, LinkEntry
+from weft.cluster.cluster_file import LEAST_GBIT, MOST_GBIT, ClusterFile, LinkEntry
 from weft.config.errors import ConfigError
 from weft.lab import relay
 from weft.lab.identity import Identity
@@ -189,6 +189,15 @@ def test_a_namespace_of_somebody_else_is_refused_and_stays(tmp_path: Path) -> No
         assert [found for found in namespaces() if found.startswith(Identity.own().name)] == [name]
     finally:
         call(["ip", "netns", "del", name])
+
+
+@pytest.mark.parametrize("gbit", [LEAST_GBIT, MOST_GBIT])
+def test_any_name_and_any_rate_that_a_file_may_have(gbit: float, tmp_path: Path) -> None:
+    chips = hosts({"speed": 0.5}, {"speed": 0.4})
+    chips[0]["name"] = "switch"
+    links = {"between": {"gbit": gbit}}
+    cluster = ClusterFile.model_validate({"hosts": chips, "links": links})
+    assert play("told", tmp_path, cluster).exit_code == 0
 
 
 def test_a_program_that_is_not_there_leaves_nothing(tmp_path: Path) -> None:

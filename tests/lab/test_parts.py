@@ -240,6 +240,10 @@ CLUSTER = "hosts: [{name: h1, chips: [{kind: a, speed: 0.5}]}]\n"
         ),
         (["c.yaml", "--fault", "boom", "--", "true"], "--fault = 'boom': expected one of kill "),
         (["none.yaml", "--", "true"], "CLUSTER = 'none.yaml': expected a YAML file"),
+        (
+            ["c.yaml", "--out", "/dev/null", "--", "true"],
+            "--out = '/dev/null': expected a folder to write to. File exists.",
+        ),
         (["clean", "--", "now"], "COMMAND = ['now']: expected nothing after `clean`."),
     ],
 )

@@ -12,7 +12,7 @@ import typer
 
 from weft.cli.lab_virtual import run_virtual, virtual_chips
 from weft.cli.output import err, finish, out, print_json
-from weft.cli.target import Json
+from weft.cli.target import Json, folder_to_write
 from weft.cluster.cluster_file import ClusterFile, LinkEntry, read_cluster
 from weft.config.errors import ConfigError
 from weft.lab.faults import EXAMPLES, parse_fault
@@ -99,9 +99,9 @@ def lab(
         grace_s=grace,
         quiet=json,
     )
+    folder_to_write("--out", asked.out)
     for remark in remarks(find_labs()):
         say(remark)
-    asked.out.mkdir(parents=True, exist_ok=True)
     _tell_start(described)
     outcome = rehearse(asked, say)
     _tell_end(asked, outcome)

@@ -21,6 +21,8 @@ from weft.config.tree import Origin, Reading
 from weft.config.values import Number, Positive, Section, Text
 
 HOST_NAME = re.compile(r"[a-z][a-z0-9]{0,11}")
+LEAST_GBIT, MOST_GBIT = 0.00001, 10_000.0
+"""What a link of a lab can be limited to."""
 
 
 class ChipEntry(Section):
@@ -108,6 +110,15 @@ class ClusterFile(Section):
                 other = f"hosts[{names.index(host.name)}]"
                 raise ConfigError(key, host.name, "a name of its own", f"{other} has the same.")
             names.append(host.name)
+        return self
+
+    @model_validator(mode="after")
+    def _rates(self) -> Self:
+        for key, link in self.links:
+            if link.gbit is not None and not LEAST_GBIT <= link.gbit <= MOST_GBIT:
+                expected = f"a number from {LEAST_GBIT:.5f} to {MOST_GBIT:g}, or null"
+                hint = "With null it is as fast as the machine can." * (link.gbit > MOST_GBIT)
+                raise ConfigError(f"links.{key}.gbit", link.gbit, expected, hint)
         return self
 
     @property

@@ -74,7 +74,7 @@ class Network:
 
     def __init__(self, identity: Identity, cluster: ClusterFile) -> None:
         self._cluster = cluster
-        self._switch = f"{identity.name}-switch"
+        self._switch = f"{identity.name}-the-switch"  # no host has a hyphen in its name
         self.hosts = tuple(f"{identity.name}-{host.name}" for host in cluster.hosts)
         """Names of the hosts' namespaces."""
         self._made: list[str] = []
