@@ -91,6 +91,10 @@ def test_a_killed_lab_takes_its_ranks_along_and_clean_removes_the_rest(
         assert f"left alone, as it still runs: lab of process {process.pid}: " in (
             capsys.readouterr().out
         )
+        assert run(["lab", "clean", "--json"]) == 0
+        there = json.loads(capsys.readouterr().out)
+        counts = {"control_groups": 2, "disks": 1, "network_namespaces": 3}
+        assert {"pid": process.pid, **counts} in there["running"]
         assert all(alive(pid) for pid in pids)
         again = ["lab", str(tmp_path / "two.yaml"), "--out", str(tmp_path), "--", "true"]
         assert run(again) == 2

@@ -245,6 +245,12 @@ CLUSTER = "hosts: [{name: h1, chips: [{kind: a, speed: 0.5}]}]\n"
             "--out = '/dev/null': expected a folder to write to. File exists.",
         ),
         (["clean", "--", "now"], "COMMAND = ['now']: expected nothing after `clean`."),
+        (["clean", "--out", "x"], "--out = 'x': expected nothing beside `clean`."),
+        (["clean", "--fault", "x"], "--fault = ['x']: expected nothing beside `clean`."),
+        (["clean", "--grace", "0"], "--grace = 0.0: expected nothing beside `clean`."),
+        (["clean", "--virtual"], "--virtual = true: expected nothing beside `clean`."),
+        (["clean", "--predict"], "--predict = true: expected nothing beside `clean`."),
+        (["clean", "--gflops", "1"], "--gflops = 1.0: expected nothing beside `clean`."),
     ],
 )
 def test_refusals(

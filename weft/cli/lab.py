@@ -74,7 +74,8 @@ def lab(
     `weft lab examples/clusters/mix-1.0-0.4.yaml -- weft train debug --out runs/mixed`.
     """
     if cluster == CLEAN:
-        _clean(command)
+        _refuse_beside_clean(command, out_dir, fault, grace, virtual, gflops)
+        _clean(json=json)
         return
     _refuse_idle(virtual, out_dir, grace, gflops)
     described = read_cluster(Path(cluster))
@@ -99,7 +100,6 @@ def lab(
         grace_s=grace,
         quiet=json,
     )
-    folder_to_write("--out", asked.out)
     for remark in remarks(find_labs()):
         say(remark)
     _tell_start(described)
@@ -125,7 +125,8 @@ def _command(words: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _run_folder(given: Path | None, words: Sequence[str]) -> Path:
-    """The command's, if it says one; faults wait for the steps that are written there."""
+    """The command's, if it says one; faults wait for the steps that are written there. It is made
+    where there is none."""
     pairs = ((*word.partition("=")[::2], after) for word, after in pairwise([*words, ""]))
     said = (value or after for name, value, after in pairs if name == "--out")
     own = next((Path(folder) for folder in said if folder), None)
@@ -134,7 +135,9 @@ def _run_folder(given: Path | None, words: Sequence[str]) -> Path:
         raise ConfigError("--out", None, "a run folder, for logs and lab.json", hint)
     if own and given and own.absolute() != given.absolute():
         raise ConfigError("--out", str(given), f"{own}, as the command has it, or nothing")
-    return own or given or Path()
+    folder = own or given or Path()
+    folder_to_write("--out", folder)
+    return folder
 
 
 def _refuse_idle(virtual: bool | None, out_dir: Path | None, grace: float, gflops: float) -> None:
@@ -181,19 +184,45 @@ def _tell_end(asked: Rehearsal, outcome: Outcome) -> None:
     say(f"exit code {outcome.exit_code}; record: {asked.out / RECORD}")
 
 
-def _clean(words: Sequence[str] | None) -> None:
+def _refuse_beside_clean(
+    words: Sequence[str] | None,
+    out_dir: Path | None,
+    faults: Sequence[str] | None,
+    grace: float,
+    virtual: bool | None,
+    gflops: float,
+) -> None:
+    """What only a lab that is built has."""
     if words:
         raise ConfigError("COMMAND", list(words), "nothing after `clean`")
+    given = {
+        "--out": str(out_dir) if out_dir else None,
+        "--fault": list(faults or ()) or None,
+        "--grace": None if grace == GRACE_S else grace,
+        "--predict" if virtual is False else "--virtual": None if virtual is None else True,
+        "--gflops": None if gflops == GFLOPS else gflops,
+    }
+    for option, value in given.items():
+        if value is not None:
+            raise ConfigError(option, value, "nothing beside `clean`")
+
+
+def _clean(*, json: bool) -> None:
     if reason := why_not_here():
         hint = f"No lab can be built here: {reason}."
         raise ConfigError("clean", CLEAN, "to be root on Linux", hint)
     labs = find_labs()
     gone = dead(labs)
+    running = [lab for lab in labs if lab not in gone]
     for left in gone:
         clean(left)
-        out.print(f"removed what was left {left.in_words()}")
-    for other in labs:
-        if other not in gone:
-            out.print(f"left alone, as it still runs: lab {other.in_words()}")
+        if not json:
+            out.print(f"removed what was left {left.in_words()}")
+    if json:
+        removed = [left.to_json() for left in gone]
+        print_json({"removed": removed, "running": [other.to_json() for other in running]})
+        return
+    for other in running:
+        out.print(f"left alone, as it still runs: lab {other.in_words()}")
     if not labs:
         out.print("nothing is left of any lab")

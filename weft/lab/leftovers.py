@@ -25,13 +25,20 @@ class Leftovers:
 
     def in_words(self) -> str:
         """What there is, counted."""
-        counts = {
+        parts = [f"{n} {what}{'s' * (n > 1)}" for what, n in self._counts().items() if n]
+        return f"of process {self.identity.pid}: {', '.join(parts)}"
+
+    def to_json(self) -> dict[str, int]:
+        """Likewise."""
+        counts = {f"{what.replace(' ', '_')}s": n for what, n in self._counts().items()}
+        return {"pid": self.identity.pid, **counts}
+
+    def _counts(self) -> dict[str, int]:
+        return {
             "control group": len(self.groups),
             "disk": len(self.disks),
             "network namespace": len(self.namespaces),
         }
-        parts = [f"{n} {what}{'s' * (n > 1)}" for what, n in counts.items() if n]
-        return f"of process {self.identity.pid}: {', '.join(parts)}"
 
 
 def find_labs() -> list[Leftovers]:
