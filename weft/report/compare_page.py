@@ -22,6 +22,8 @@ def verdict(found: Comparison) -> str:
             f"the first is step {found.unlike_data[0]}"
         )
     outside = found.first_outside
+    if outside is not None and (diverged := _diverged(outside)):
+        return diverged
     if outside is not None:
         return (
             f"OUTSIDE: step {outside.step} differs by {outside.difference:+.2e} nats, "
@@ -29,6 +31,15 @@ def verdict(found: Comparison) -> str:
         )
     largest = max(abs(pair.difference) / pair.band for pair in found.pairs)
     return f"inside the band at every step, at most {largest:.0%} of it"
+
+
+def _diverged(pair: StepPair) -> str:
+    """Whose loss is no number; empty: nobody's."""
+    names = [name for name, loss in (("A", pair.a), ("B", pair.b)) if not math.isfinite(loss)]
+    if not names:
+        return ""
+    has = "has" if len(names) == 1 else "have"
+    return f"DIVERGED: {' and '.join(names)} {has} no finite loss at step {pair.step}"
 
 
 def lines(found: Comparison) -> list[str]:

@@ -123,7 +123,7 @@ def compare_runs(a: Path, b: Path, noise: tuple[Path, Path] | None = None) -> Co
     Raises:
         ConfigError: a folder is not a run's, a file of it is damaged, or nothing can be aligned.
     """
-    runs = (_run(a, "RUN_A"), _run(b, "RUN_B"))
+    runs = (_run(a, "A"), _run(b, "B"))
     plans = [run.plan for run in runs if run.plan is not None]
     assert len(plans) == 2, "_run refuses a folder without a plan"
     precision = coarser(s.precision for plan in plans for _, _, s in plan.stages())
@@ -164,7 +164,7 @@ def _pairs(
     mine, theirs = ({m.step: m for m in run.steps} for run in runs)
     common = _after_parting(mine, theirs)
     if not common:
-        raise ConfigError("RUN_B", str(runs[1].folder), "a run that did a step that RUN_A did too")
+        raise ConfigError("B", str(runs[1].folder), "a run that did a step that A did too")
     band = partial(loss_band, precision, d_model=_d_model(runs[0]), num_layers=plans[0].num_layers)
     pairs = []
     for step in common:
