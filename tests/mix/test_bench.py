@@ -28,6 +28,7 @@ from weft.mix.turns import REFUSED
 from weft.models.registry import FAMILIES
 from weft.plan.plan import Plan
 from weft.planner.problem import Workload
+from weft.planner.search import NoPlan
 from weft.platform.detect import detect
 
 needs_lab = pytest.mark.skipif(why_not_here() != "", reason=why_not_here() or "here")
@@ -159,11 +160,12 @@ def measured(
     lab: FakeLab,
     workload: Workload = WORKLOAD,
     minutes: float = 5.0,
+    cluster: ClusterFile = TWO_KINDS,
 ) -> tuple[MixReport, list[str]]:
     monkeypatch.setattr("weft.mix.turns.HeldJob", lab.job)
     said: list[str] = []
     bench = Bench(
-        cluster=TWO_KINDS,
+        cluster=cluster,
         machine=MACHINE,
         work=workload,
         micros=(4,),
@@ -173,6 +175,17 @@ def measured(
         say=said.append,
     )
     return bench.run(), said
+
+
+def test_a_kind_without_a_plan_is_refused_before_others_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = FakeLab()
+    small = {"kind": "small", "speed": 0.4, "memory_gib": 0.01}
+    chips = hosts({"kind": "big", "speed": 1.0}, small)
+    with pytest.raises(NoPlan):
+        measured(tmp_path, monkeypatch, lab, cluster=ClusterFile.model_validate({"hosts": chips}))
+    assert lab.runs == []
 
 
 def test_parts_and_mixes_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

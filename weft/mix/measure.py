@@ -146,6 +146,15 @@ class _Tuning:
             turns.say(f"{self.name}: {generation}: no plan. {error.hint}")
             return None
 
+    def refuse_without(self, answers: Iterable[Trial | None]) -> None:
+        """Before anything is measured.
+
+        Raises:
+            NoPlan: to any question.
+        """
+        if self._refused is not None and not self.entries and not any(answers):
+            raise self._refused
+
     def again(self) -> Iterator[Trial]:
         """For the best of each generation the planner's answer to the same question with how long
         each rank was busy. What is pooled stays as its parts were alone."""
@@ -189,11 +198,8 @@ class _Tuning:
         """The fastest.
 
         Raises:
-            NoPlan: to any question.
             ConfigError: none runs.
         """
-        if self._refused is not None and not self.entries:
-            raise self._refused
         best = max(self.entries, key=lambda entry: entry.rates.middle)
         if not best.rates.values:
             rates = self.entries[-1].rates
@@ -221,6 +227,8 @@ def _try_all(turns: Turns, wanted: Mapping[_Tuning, Sequence[Question]]) -> None
     asked = [(tuning, question) for tuning, several in wanted.items() for question in several]
     for less in LESS_MEMORY:
         answers = [(tuning, tuning.answer(turns, question)) for tuning, question in asked]
+        for tuning in wanted:
+            tuning.refuse_without(trial for of, trial in answers if of is tuning)
         new = _try(turns, [(tuning, trial) for tuning, trial in answers if trial is not None])
         asked = []
         for tuning, entry in new:
