@@ -78,7 +78,7 @@ def mix(
     refuse_too_much(described, machine)
     for remark in remarks(find_labs()):
         err.print(f"[bench] {remark}")
-    with tempfile.TemporaryDirectory(prefix="weft-bench-") as temporary, interrupted_once():
+    with interrupted_once(), tempfile.TemporaryDirectory(prefix="weft-bench-") as temporary:
         from weft.data.prepare import prepare
 
         prepare(alone.config.data, alone.config.seed, report=lambda *_: None)
