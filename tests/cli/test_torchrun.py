@@ -51,6 +51,22 @@ def test_a_refusal_is_printed_once_and_leaves_nothing(here: Path) -> None:
     assert commands.contents(here) == before
 
 
+def test_every_rank_says_what_its_own_variables_cannot_be(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = commands.contents(here)
+    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "65536"}
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", **address}.items():
+        monkeypatch.setenv(name, value)
+    for more in ((), ("--nproc-per-node", "1")):
+        assert run(["train", "tiny.yaml", "--out", "mine", *more]) == 2
+        assert capsys.readouterr().err == (
+            "error: MASTER_PORT = '65536': expected a number from 1 to 65535. "
+            "Give the same port of rank 0's machine to every process.\n"
+        )
+    assert commands.contents(here) == before
+
+
 def test_ranks_with_other_values_are_all_refused(here: Path) -> None:
     """Two machines, two commands that differ: exit code 2 and one message on each."""
     before = commands.contents(here)

@@ -110,7 +110,7 @@ def test_ports_that_nobody_is_given() -> None:
     ("environment", "message"),
     [
         (
-            OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+            OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
             "MASTER_ADDR = null: expected the address and port of rank 0 beside "
             "OMPI_COMM_WORLD_RANK. Give it to every process: `mpirun -x MASTER_ADDR=HOST`.",
         ),
@@ -134,18 +134,83 @@ def test_ports_that_nobody_is_given() -> None:
             TORCHRUN | {"MASTER_PORT": ""},
             "MASTER_PORT = '': expected the address and port of rank 0 beside RANK.",
         ),
-        (
-            SLURM | {"MASTER_PORT": "any"},
-            "MASTER_PORT = 'any': expected the address and port of rank 0 beside SLURM_PROCID. "
-            "Start it with `srun`.",
-        ),
     ],
-    ids=["several hosts", "no world", "no nodes", "cyclic", "empty port", "no port"],
+    ids=["several hosts", "no world", "no nodes", "cyclic", "empty port"],
 )
 def test_what_is_missing_is_named(environment: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         RankAddress.from_environment(environment)
     assert str(caught.value) == message
+
+
+HOST_ALONE = "the name of rank 0's machine, or its address, and nothing else"
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "value", "expected"),
+    [
+        (TORCHRUN, "RANK", "8", "a number from 0 to 7, as WORLD_SIZE is 8"),
+        (TORCHRUN, "RANK", "-1", "a number from 0 to 7, as WORLD_SIZE is 8"),
+        (TORCHRUN, "RANK", "", "a number from 0 to 7, as WORLD_SIZE is 8"),
+        (TORCHRUN, "RANK", "\u0665", "a number from 0 to 7, as WORLD_SIZE is 8"),
+        (TORCHRUN, "WORLD_SIZE", "0", "a number from 1 to 1048576"),
+        (TORCHRUN, "LOCAL_RANK", "6", "a number from 0 to 5, as RANK is 5"),
+        (TORCHRUN, "GROUP_RANK", "a", "a number from 0 to 1048575"),
+        (
+            TORCHRUN,
+            "LOCAL_WORLD_SIZE",
+            "x",
+            "a number from 2 to 4, as this is process 1 of its machine and rank 5 of 8",
+        ),
+        (
+            TORCHRUN,
+            "LOCAL_WORLD_SIZE",
+            "5",
+            "a number from 2 to 4, as this is process 1 of its machine and rank 5 of 8",
+        ),
+        (SLURM, "SLURM_PROCID", "7", "a number from 0 to 6, as SLURM_STEP_NUM_TASKS is 7"),
+        (
+            SLURM,
+            "SLURM_NODEID",
+            "4",
+            "a number from 0 to 3, as SLURM_STEP_TASKS_PER_NODE is of so many nodes",
+        ),
+        (SLURM, "SLURM_JOB_ID", "x", "a number from 0 to 4294967295"),
+        (SLURM, "MASTER_PORT", "any", "a number from 1 to 65535"),
+        (PMI, "PMI_RANK", "7", "a number from 0 to 1, as PMI_SIZE is 2"),
+        (INDEXED, "JOB_COMPLETION_INDEX", "q", "a number from 0 to 3, as WORLD_SIZE is 4"),
+        (TORCHRUN, "MASTER_PORT", "0", "a number from 1 to 65535"),
+        (TORCHRUN, "MASTER_PORT", "65536", "a number from 1 to 65535"),
+        (TORCHRUN, "MASTER_PORT", "9" * 5000, "a number from 1 to 65535"),
+        *(
+            (TORCHRUN, "MASTER_ADDR", host, HOST_ALONE)
+            for host in ("host:29400", "http://host/", "[::1]", "256.1.1.1", "a b", "-a", "a..b")
+        ),
+    ],
+)
+def test_what_cannot_be_is_named(
+    environment: dict[str, str], name: str, value: str, expected: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RankAddress.from_environment(environment | {name: value})
+    assert (caught.value.key, caught.value.value, caught.value.expected) == (name, value, expected)
+    assert caught.value.hint
+
+
+def test_a_spare_machine_has_a_number_beyond_those_of_the_job() -> None:
+    one = TORCHRUN | {"RANK": "9", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    found = RankAddress.from_environment(one, may_be_spare=True)
+    assert found is not None
+    assert (found.rank, found.world_size, found.ranks_here) == (9, 8, 1)
+    with pytest.raises(ConfigError, match="RANK = '-1'"):
+        RankAddress.from_environment(one | {"RANK": "-1"}, may_be_spare=True)
+
+
+def test_names_and_addresses_of_machines() -> None:
+    for host in ("a", "gpu-01.cluster.local.", "job_0-0.job", "127.0.1.1", "::1", "fe80::1%eth0"):
+        found = RankAddress.from_environment(TORCHRUN | {"MASTER_ADDR": host})
+        assert found is not None
+        assert found.master == (host, 29500)
 
 
 def test_lists_of_slurm() -> None:

@@ -25,6 +25,7 @@ from weft.cli.saved import report
 from weft.cli.target import OVERRIDES
 from weft.cli.train import TrainOptions, train
 from weft.cli.tune import TuneOptions, tune
+from weft.comm.launchers import VariableError
 from weft.config.errors import STOPPED, ConfigError, ConfigErrors, PassedOver, RunError, no_room
 from weft.config.load import config_schema
 from weft.platform.threads import give_up_cores_soon
@@ -151,7 +152,7 @@ def _in_a_line(otherwise: Callable[..., str]) -> Callable[..., str]:
 
 def _tell(error: ConfigErrors | ConfigError | RunError) -> int:
     text = str(error) if isinstance(error, ConfigErrors) else f"error: {error}"
-    if isinstance(error, RunError) or _speaks():
+    if isinstance(error, RunError | VariableError) or _speaks():
         err.print(text, style="red")
     return error.exit_code if isinstance(error, RunError) else 2
 

@@ -66,7 +66,7 @@ class OnNode:
         Raises:
             ConfigError: nobody started one command on each machine, or a value cannot be used.
         """
-        address = RankAddress.from_environment()
+        address = RankAddress.from_environment(may_be_spare=True)
         seats = _seats(loaded, option, detect())
         if address is None or address.ranks_here not in (None, 1):
             found = None if address is None else f"{address.ranks_here} commands on this machine"

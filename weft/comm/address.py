@@ -41,13 +41,15 @@ class RankAddress:
     """Of this epoch, where ranks of others met at ``master`` before, which is nobody's of them."""
 
     @staticmethod
-    def from_environment(environment: Mapping[str, str] = os.environ) -> RankAddress | None:
+    def from_environment(
+        environment: Mapping[str, str] = os.environ, *, may_be_spare: bool = False
+    ) -> RankAddress | None:
         """The address that torchrun, srun or a job system gave this process; None: it gave none.
 
         Raises:
-            ConfigError: names the variable that is missing.
+            ConfigError: names the variable that is missing, or cannot be.
         """
-        given = as_torchrun(environment)
+        given = as_torchrun(environment, may_be_spare=may_be_spare)
         if not given:
             return None
         return RankAddress(
@@ -67,7 +69,7 @@ class RankAddress:
 
 def own_host(environment: Mapping[str, str] = os.environ) -> str:
     """The address of this machine at which others of the job reach it."""
-    given = as_torchrun(environment)
+    given = as_torchrun(environment, may_be_spare=True)
     if not given:
         return "127.0.0.1"
     return _toward(given["MASTER_ADDR"], int(given["MASTER_PORT"]))

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from weft.config.errors import ConfigError
 
@@ -18,6 +19,17 @@ PORT = 29400
 """Of rank 0, where a launcher names none. torchrun has 29500."""
 STEP_MOST = 0xFFFFFFF0
 """Slurm numbers what is no ``srun`` (a batch script, a shell) from here."""
+MOST_RANKS = 2**20
+PORTS = range(1, 2**16)
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_COUNT = r"0*[1-9][0-9]{0,6}"
+_COUNTS = re.compile(rf"{_COUNT}(\(x{_COUNT}\))?(,{_COUNT}(\(x{_COUNT}\))?)*")
+_LABEL = r"\w([\w-]{0,61}\w)?"
+_NAME = re.compile(rf"(?=.{{1,254}}$){_LABEL}(\.{_LABEL})*\.?", re.ASCII)
+
+
+class VariableError(ConfigError):
+    """Of a variable that this process has: another one of its machine may have a right one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +82,9 @@ def _slurm_host(environment: Environment) -> str:
 
 def _slurm_port(environment: Environment) -> int:
     """Another one for each step of each job."""
-    job, step = (int(environment.get(f"SLURM_{what}_ID", "0")) for what in ("JOB", "STEP"))
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    hint = "Start it with `srun`."
+    job, step = (_number(n, environment.get(n, "0"), range(2**32), hint=hint) for n in names)
     return 20000 + (job + 997 * step) % 12000  # from 32768 systems give ports to anybody
 
 
@@ -146,31 +160,71 @@ def launcher_of(environment: Environment) -> Launcher | None:
     return None
 
 
-def as_torchrun(environment: Environment) -> dict[str, str]:
+def as_torchrun(environment: Environment, *, may_be_spare: bool = False) -> dict[str, str]:
     """What torchrun would say where another launcher started this process; empty where none did.
 
+    Args:
+        may_be_spare: Machines that come later have numbers beyond the job's.
+
     Raises:
-        ConfigError: names the variable that is missing, or has no number.
+        ConfigError: names the variable that is missing, or cannot be.
     """
     launcher = launcher_of(environment)
     if launcher is None:
         return {}
-    found = {"RANK": environment[launcher.rank]}
     name, size = _first(environment, launcher.world_size)
     if not size:
         expected = f"the number of processes, beside {launcher.rank} of {launcher.name}"
         raise ConfigError(name, None, expected, launcher.hint)
-    found["WORLD_SIZE"] = size
-    found["LOCAL_RANK"] = _first(environment, launcher.local_rank)[1] or "0"
-    name, node = _first(environment, launcher.node)
-    if node:
-        found["GROUP_RANK"] = node
-    name, here = _first(environment, launcher.ranks_here)
-    if here:
-        counts = tasks_per_node(here)
-        found["LOCAL_WORLD_SIZE"] = str(counts[int(node) if len(counts) > 1 else 0])
-        _refuse_scattered(launcher, found, counts)
-    return found | _meeting(launcher, environment)
+    hint = _way_out(launcher)
+    world_size = _number(name, size, range(1, MOST_RANKS + 1), hint=hint)
+    beside = "" if may_be_spare else f"{name} is {world_size}"
+    possible = range(MOST_RANKS if may_be_spare else world_size)
+    rank = _number(launcher.rank, environment[launcher.rank], possible, beside, hint)
+    found = {"RANK": f"{rank}", "WORLD_SIZE": f"{world_size}"}
+    return found | _place(launcher, environment, found) | _meeting(launcher, environment)
+
+
+def _place(launcher: Launcher, environment: Environment, job: dict[str, str]) -> dict[str, str]:
+    """Which of how many processes of its machine it is, and which machine that is."""
+    hint, rank, world_size = _way_out(launcher), int(job["RANK"]), int(job["WORLD_SIZE"])
+    beside = f"{launcher.rank} is {rank}"
+    name, text = _first(environment, launcher.local_rank)
+    local_rank = _number(name, text or "0", range(rank + 1), beside, hint)
+    found = {"LOCAL_RANK": f"{local_rank}"}
+    name, text = _first(environment, launcher.node)
+    node = _number(name, text or "0", range(MOST_RANKS), hint=hint)
+    if text:
+        found["GROUP_RANK"] = f"{node}"
+    named, here = _first(environment, launcher.ranks_here)
+    if not here:
+        return found
+    counts = tasks_per_node(here) if _COUNTS.fullmatch(here) else []
+    if len(counts) > 1:
+        beside_counts = f"{named} is of so many nodes"
+        node = _number(name, text, range(len(counts)), beside_counts, hint)
+        here = f"{counts[node]}"
+        _refuse_scattered(launcher, job | found, counts)
+    possible = range(local_rank + 1, max(world_size - rank, 1) + local_rank + 1)
+    beside = f"this is process {local_rank} of its machine and rank {rank} of {world_size}"
+    return found | {"LOCAL_WORLD_SIZE": f"{_number(named, here, possible, beside, hint)}"}
+
+
+def _number(name: str, text: str, possible: range, beside: str = "", hint: str = "") -> int:
+    """What a variable says, which is one of these.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if _NUMBER.fullmatch(text) and int(text) in possible:
+        return int(text)
+    first, last = possible[0], possible[-1]
+    expected = f"{first}" if first == last else f"a number from {first} to {last}"
+    raise VariableError(name, text, f"{expected}, as {beside}" if beside else expected, hint)
+
+
+def _way_out(launcher: Launcher) -> str:
+    return f"Leave it to {launcher.name}, or unset {launcher.rank} to train here alone."
 
 
 def _meeting(launcher: Launcher, environment: Environment) -> dict[str, str]:
@@ -179,10 +233,26 @@ def _meeting(launcher: Launcher, environment: Environment) -> dict[str, str]:
     known = {"MASTER_ADDR": launcher.host(environment), "MASTER_PORT": launcher.port(environment)}
     for key, own in known.items():
         found[key] = environment.get(key) or str(own or "")
-        if not found[key] or (key == "MASTER_PORT" and not found[key].isdecimal()):
+        if not found[key]:
             expected = f"the address and port of rank 0 beside {launcher.rank}"
             raise ConfigError(key, environment.get(key), expected, launcher.hint)
-    return found
+    hint = "Give the same port of rank 0's machine to every process."
+    port = _number("MASTER_PORT", found["MASTER_PORT"], PORTS, hint=hint)
+    if not is_host(found["MASTER_ADDR"]):
+        expected = "the name of rank 0's machine, or its address, and nothing else"
+        hint = "Its port is MASTER_PORT; an address of IPv6 is written as ::1."
+        raise VariableError("MASTER_ADDR", found["MASTER_ADDR"], expected, hint)
+    return found | {"MASTER_PORT": f"{port}"}
+
+
+def is_host(text: str) -> bool:
+    """It may be the name of a machine, or is an address."""
+    try:
+        ip_address(text)
+    except ValueError:
+        is_number = text.rstrip(".").rpartition(".")[2].isdecimal()
+        return _NAME.fullmatch(text) is not None and not is_number
+    return True
 
 
 def first_host(nodes: str) -> str:
@@ -202,8 +272,6 @@ def tasks_per_node(text: str) -> list[int]:
 
 def _refuse_scattered(launcher: Launcher, found: Environment, counts: list[int]) -> None:
     """The ranks of a machine must follow one another, as their devices do."""
-    if len(counts) == 1:
-        return
     before = sum(counts[: int(found["GROUP_RANK"])])
     if int(found["RANK"]) != before + int(found["LOCAL_RANK"]):
         expected = f"rank {before + int(found['LOCAL_RANK'])} there: consecutive ranks on each node"
