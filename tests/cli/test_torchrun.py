@@ -2,7 +2,9 @@
 
 import os
 import signal
+import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from limits import within_some_limit
 from ports import free_port
 
 from weft.cli.main import run
+from weft.comm.address import ARRIVAL_S
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 ENDLESS = ("train.steps=100000", "train.eval_every=0")
@@ -116,6 +119,29 @@ def test_a_rank_that_never_comes_is_named(here: Path, rank: int, message: str) -
     within_some_limit(alone, 1.0)
     left = commands.contents(here)
     assert left == before if rank == 0 else set(left) - set(before) <= {"mine", "mine/logs", LOG}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_waits_for_others_can_be_stopped(
+    here: Path, rank: int, number: signal.Signals
+) -> None:
+    before, port = commands.contents(here), free_port()
+    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with commands.started(here, "mine", environment={"RANK": str(rank), **address}) as command:
+        command.wait_until(lambda: (here / LOG).exists() if rank else is_heard(port))
+        asked = time.monotonic()
+        os.kill(command.process.pid, number)
+        code, _, errors = command.finish()
+    assert time.monotonic() - asked < ARRIVAL_S / 2
+    assert (code, errors) == (75, "stopped before training began\n")
+    assert rank or commands.contents(here) == before
+
+
+def is_heard(port: int) -> bool:
+    """Somebody listens there."""
+    with socket.socket() as end:
+        return end.connect_ex(("127.0.0.1", port)) == 0
 
 
 LOG = "mine/logs/rank1.log"

@@ -6,8 +6,8 @@ import json as json_format
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -22,6 +22,7 @@ import typer
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.place import LOAD, place_of, refuse_missing
 from weft.checkpoint.store import is_free
+from weft.cli.one_rank import no_new_logs, refusals_on_the_terminal, stoppable
 from weft.cli.output import err, finish, out, print_json, say, warn
 from weft.cli.plan.text import folded, memory_table, show_plan
 from weft.cli.resolved import (
@@ -129,6 +130,12 @@ def train(target: Target = "demo", overrides: Overrides = None, *, options: Trai
         finish(_on_nodes(loaded, options, options.nproc_per_node, began))
         return
     address = RankAddress.from_environment()
+    work = partial(_train, loaded, options, address, began)
+    finish(work() if address is None else stoppable(address, work))
+
+
+def _train(loaded: Loaded, options: TrainOptions, address: RankAddress | None, began: float) -> int:
+    """All ranks on this machine, or the one that another launcher started here."""
     with ExitStack() as until_joined:
         if address is None:
             asked = resolved_here(loaded, out=options.out_dir, may_plan=True, quiet=options.quiet)
@@ -150,7 +157,7 @@ def train(target: Target = "demo", overrides: Overrides = None, *, options: Trai
             refuse_unmeasured(loaded, resolved, prediction.busy_s, prediction.problem)
         job = _job(asked, options, out, on_this_machine, prediction, began)
         _refuse_unknown_place(loaded, job)
-        finish(_start(job, loaded, resolved) if address is None else _join(address, job, resolved))
+        return _start(job, loaded, resolved) if address is None else _join(address, job, resolved)
 
 
 def _job(
@@ -500,30 +507,14 @@ def _join(address: RankAddress, job: Job, resolved: Resolved) -> int:
     """Be one rank of a job that another launcher started."""
     differing = changes(job.out, job.config)  # on every rank, so that every rank refuses
     if address.rank > 0:
-        with _refusals_on_the_terminal():
+        with refusals_on_the_terminal():
             run_rank(WORKER, address, (job,), folder=job.out)
         return 0
     with RunFolder(job.out) as folder:
         _show_start(job, resolved, differing)
-        try:
+        with no_new_logs(folder):
             run_rank(WORKER, address, (job,), folder=job.out)
-        except (ConfigError, ConfigErrors):
-            folder.drop_new_logs()
-            raise
         return _tell_end(job)
-
-
-@contextmanager
-def _refusals_on_the_terminal() -> Iterator[None]:
-    """A rank prints into its log; but every machine says on its terminal why it was refused."""
-    terminal = os.dup(2)
-    try:
-        yield
-    except (ConfigError, ConfigErrors):
-        os.dup2(terminal, 2)
-        raise
-    finally:
-        os.close(terminal)
 
 
 def _tell_failure(job: Job, error: RanksFailedError, step_before: int) -> int:

@@ -55,14 +55,20 @@ class Abort:
                 return
         undo()
 
-    def wait(self, store: Store, keys: Sequence[str], timeout_s: float) -> bool:
-        """Whether somebody wrote each of the keys in time.
+    def wait(
+        self,
+        store: Store,
+        keys: Sequence[str],
+        timeout_s: float,
+        looks_s: tuple[float, float] = LOOKS_S,
+    ) -> bool:
+        """Whether somebody wrote each of the keys in time. Signals are seen meanwhile.
 
         Raises:
             CommError: the epoch was ended.
         """
         deadline = time.monotonic() + timeout_s
-        look_s, longest_s = LOOKS_S
+        look_s, longest_s = looks_s
         while not store.check(list(keys)):
             look_s = min(2 * look_s, longest_s)
             if self._asked.wait(look_s):

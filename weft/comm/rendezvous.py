@@ -6,8 +6,11 @@ Whether every rank has come is asked before anything else is, so that nobody wai
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
+import socket
+import time
 import zlib
 from collections import Counter
 from contextlib import suppress
@@ -24,6 +27,15 @@ GRACE_S = 10.0
 """How long rank 0, which may host the store, stays for the others to read what it wrote."""
 LEAVE_S = 10.0
 """How long rank 0, where it hosts the store, stays for the others to leave."""
+LOOPBACK = "127.0.0.1"
+FIRST_LOOK_S, LOOK_S = 0.05, 1.0
+"""From one look for rank 0 to the next: at first, and at most; and how long one takes."""
+LEAST_S = 5.0
+"""For a store that is there."""
+OWN_S = 10.0
+"""How long rank 0 looks for itself at an address that no device of its machine has."""
+ARRIVAL_LOOKS_S = (0.0005, 0.2)
+"""As ``LOOKS_S`` of an abort: a thousand ranks may wait for the last one."""
 
 
 class Rendezvous:
@@ -89,23 +101,59 @@ def _tcp_store(address: RankAddress, wait_s: float) -> tuple[Store, bool]:
     """The store at rank 0's address, and whether this process hosts it."""
     agent_hosts_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_host = address.rank == 0 and not (agent_hosts_it or address.meeting)
+    host, port = address.master
+    deadline = time.monotonic() + wait_s
+    expected = f"the address and port where rank 0 can be reached within {wait_s:g} s"
     if is_host:
         _hold(2 * address.world_size)
-    host, port = address.master
+    elif problem := unreached(host, port, wait_s):
+        raise ConfigError("MASTER_ADDR", f"{host}:{port}", expected, problem)
+    is_here = is_host and _is_here(host)
     try:
         store = TCPStore(
-            host,
+            host if is_here or not is_host else LOOPBACK,
             port,
             is_master=is_host,
             multi_tenant=True,
             wait_for_workers=False,  # ``await_ranks`` does, and knows them by number
-            timeout=timedelta(seconds=wait_s),
+            timeout=timedelta(seconds=max(LEAST_S, deadline - time.monotonic())),
         )
+        store.set_timeout(timedelta(seconds=wait_s))
     except RuntimeError as error:
-        expected = f"the address and port where rank 0 can be reached within {wait_s:g} s"
         problem = f"{str(error).splitlines()[0].rstrip('.')}."
         raise ConfigError("MASTER_ADDR", f"{host}:{port}", expected, problem) from error
+    if is_host and not is_here and (problem := unreached(host, port, wait_s, OWN_S)):
+        expected = "the name or address of this machine, which has rank 0"
+        raise ConfigError("MASTER_ADDR", host, expected, problem)
     return store, is_host
+
+
+def unreached(host: str, port: int, wait_s: float, known_s: float = math.inf) -> str:
+    """Why nobody answers there, however often asked in so many seconds, ``known_s`` of them once
+    the name is known; empty where somebody does. Signals are seen meanwhile."""
+    deadline, look_s, problem = time.monotonic() + wait_s, FIRST_LOOK_S, ""
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            with socket.create_connection((host, port), min(left_s, LOOK_S)):
+                return ""
+        except socket.gaierror as error:
+            problem = f"The name {host} does not resolve: {error.strerror}."
+        except OSError as error:
+            problem = f"Nobody answers there: {error.strerror or error}."
+            deadline = min(deadline, time.monotonic() + known_s)
+        time.sleep(min(look_s, max(0.0, deadline - time.monotonic())))
+        look_s = min(2 * look_s, LOOK_S)
+    return problem
+
+
+def _is_here(host: str) -> bool:
+    """An address of that name is this machine's own."""
+    with suppress(OSError):
+        for family, kind, _, _, place in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with suppress(OSError), socket.socket(family, kind) as end:
+                end.bind(place)
+                return True
+    return False
 
 
 def _hold(num_connections: int) -> None:
@@ -150,7 +198,9 @@ def await_ranks(
         missing, said = json.loads(zlib.decompress(store.get("arrived")))
         store.set(f"read/{rank}", "1")
     else:
-        missing = _missing(store, marks)
+        missing = [0]  # the store went with it
+        with suppress(RuntimeError):
+            missing = _missing(store, marks)
     if missing:
         who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
         expected = f"as many processes to meet within {timeout_s:g} s"
@@ -169,11 +219,9 @@ def come(store: Store, keys: list[str], timeout_s: float, abort: Abort | None = 
         return True
     if abort is not None:
         return abort.wait(store, keys, timeout_s)
-    try:
-        store.wait(keys, timedelta(seconds=timeout_s))
-    except RuntimeError:
-        return False
-    return True
+    with suppress(RuntimeError):  # the store went with its host
+        return Abort().wait(store, keys, timeout_s, ARRIVAL_LOOKS_S)
+    return False
 
 
 def _missing(store: Store, marks: list[str], first: int = 0) -> list[int]:

@@ -47,6 +47,8 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.asked = False
+        self.ends_at_once = False
+        """No other rank is there yet to agree with: whatever asks this process interrupts it."""
         self._interrupted = math.inf
 
     def listen(self) -> None:
@@ -56,7 +58,9 @@ class StopSignal:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         let_go_of_terminal()
-        self.asked = True
+        is_first, self.asked = not self.asked, True
+        if is_first and self.ends_at_once:
+            raise KeyboardInterrupt
         if number == signal.SIGINT:
             now = time.monotonic()
             self._interrupted = min(self._interrupted, now)

@@ -89,6 +89,7 @@ class RankLife:
         platform, device = device_of(address, plan, job.cards)
         platform.multiply_fp32(tf32=config.compute.tf32)
         comm = join_at(self.rendezvous, device=device, **platform.joining())
+        self.stop.ends_at_once = False
         comm.recorder.keep_in(job.out / LOGS, patience_s=comm.timeout_s / 2)
         try:
             self._enter("agree")
