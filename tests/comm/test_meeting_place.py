@@ -67,9 +67,21 @@ def test_rank_0_may_come_late() -> None:
     assert found == [""]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_ctrl_c_is_heard_while_ranks_are_waited_for(rank: int) -> None:
-    address = RankAddress(rank=rank, world_size=2, master=("127.0.0.1", free_port()))
+def test_something_else_that_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is silent, and is not waited for longer than is said."""
+    monkeypatch.setattr(rendezvous, "LEAST_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        master = other.getsockname()[:2]
+        said = refusal(RankAddress(rank=1, world_size=2, master=master), 0.5)
+    assert said.endswith("can be reached within 0.5 s. What listens there is no rank 0.")
+
+
+@pytest.mark.parametrize("meets", ["rank 0", "nobody", "another"])
+def test_ctrl_c_is_heard_while_ranks_are_waited_for(meets: str) -> None:
+    rank = 1 if meets != "rank 0" else 0
+    other = socket.create_server(("127.0.0.1", 0)) if meets == "another" else None
+    port = free_port() if other is None else other.getsockname()[1]
+    address = RankAddress(rank=rank, world_size=2, master=("127.0.0.1", port))
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -78,6 +90,8 @@ def test_ctrl_c_is_heard_while_ranks_are_waited_for(rank: int) -> None:
             await_ranks(place.store("epoch"), rank, 2, LONG_S)
     finally:
         timer.join()
+        if other is not None:
+            other.close()
         signal.signal(signal.SIGINT, before)
 
 

@@ -10,11 +10,15 @@ import math
 import os
 import resource
 import socket
+import threading
 import time
 import zlib
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
@@ -109,16 +113,17 @@ def _tcp_store(address: RankAddress, wait_s: float) -> tuple[Store, bool]:
     elif problem := unreached(host, port, wait_s):
         raise ConfigError("MASTER_ADDR", f"{host}:{port}", expected, problem)
     is_here = is_host and _is_here(host)
+    open_store = partial(
+        TCPStore,
+        host if is_here or not is_host else LOOPBACK,
+        port,
+        is_master=is_host,
+        multi_tenant=True,
+        wait_for_workers=False,  # ``await_ranks`` does, and knows them by number
+        timeout=timedelta(seconds=wait_s),
+    )
     try:
-        store = TCPStore(
-            host if is_here or not is_host else LOOPBACK,
-            port,
-            is_master=is_host,
-            multi_tenant=True,
-            wait_for_workers=False,  # ``await_ranks`` does, and knows them by number
-            timeout=timedelta(seconds=max(LEAST_S, deadline - time.monotonic())),
-        )
-        store.set_timeout(timedelta(seconds=wait_s))
+        store = _opened(open_store, max(LEAST_S, deadline - time.monotonic()))
     except RuntimeError as error:
         problem = f"{str(error).splitlines()[0].rstrip('.')}."
         raise ConfigError("MASTER_ADDR", f"{host}:{port}", expected, problem) from error
@@ -126,6 +131,31 @@ def _tcp_store(address: RankAddress, wait_s: float) -> tuple[Store, bool]:
         expected = "the name or address of this machine, which has rank 0"
         raise ConfigError("MASTER_ADDR", host, expected, problem)
     return store, is_host
+
+
+def _opened(open_store: Callable[[], TCPStore], wait_s: float) -> TCPStore:
+    """It hears no signal, nor looks at a clock, while something else that listens there is silent:
+    another thread waits for that.
+
+    Raises:
+        RuntimeError: there is no store.
+    """
+    answer = Future[TCPStore]()
+
+    def work() -> None:
+        try:
+            answer.set_result(open_store())
+        except RuntimeError as error:
+            answer.set_exception(error)
+
+    thread = threading.Thread(target=work, name="opens a store", daemon=True)
+    thread.start()
+    try:
+        store = answer.result(wait_s)
+    except TimeoutError:
+        raise RuntimeError("What listens there is no rank 0") from None
+    thread.join()
+    return store
 
 
 def unreached(host: str, port: int, wait_s: float, known_s: float = math.inf) -> str:
