@@ -97,6 +97,14 @@ def first_fitting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Watch, "is_over", True)
 
 
+@pytest.fixture
+def default_hang_up() -> Iterator[None]:
+    """SIGHUP ends what a test starts: whoever runs the tests may ignore it (``nohup``)."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[WorkerPool]:
     warm_context([*PRELOADED, COMPILER])

@@ -47,6 +47,11 @@ class Case(NamedTuple):
             apart=device != "cpu",
         )
 
+    def has_room_of_its_own(self, device: str) -> bool:
+        """Products in bf16 copy what they read on a processor that has instructions for them."""
+        fast = device == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return fast and self.dtype == "bf16"
+
     def told(self, device: str) -> float:
         work = self.work(device)
         kept = work.wide * self.tokens * self.rows * (self.kind == "part")  # for backward
@@ -131,7 +136,7 @@ def test_as_the_model_has_it(
     wrong = [
         (case, many / expected)
         for case, many, expected in zip(CASES, found, told, strict=True)
-        if many != pytest.approx(expected, rel=0.03)
+        if many != pytest.approx(expected, rel=0.06 if case.has_room_of_its_own(device) else 0.03)
     ]
     assert not wrong, "\n".join(map(str, wrong))
 

@@ -3,7 +3,6 @@
 import os
 import pty
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,12 +14,7 @@ from weft.train.stop import hang_up
 BOTH = (signal.SIGTERM, signal.SIGINT)
 
 
-@pytest.fixture(autouse=True)
-def default_hang_up() -> Iterator[None]:
-    """Whoever runs the tests may ignore it (``nohup``)."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
+pytestmark = pytest.mark.usefixtures("default_hang_up")
 
 
 def test_requests_are_counted_not_signals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,7 @@ def relay_of(process: subprocess.Popen[bytes], folder: Path) -> int:
     return relay
 
 
+@pytest.mark.usefixtures("default_hang_up")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_lab_that_is_asked_to_stop_asks_its_ranks(number: signal.Signals, tmp_path: Path) -> None:
     with lab_of_two(tmp_path) as process:

@@ -36,8 +36,9 @@ FIRST_LOOK_S, LOOK_S = 0.05, 1.0
 """From one look for rank 0 to the next: at first, and at most; and how long one takes."""
 LEAST_S = 5.0
 """For a store that is there."""
-OWN_S = 10.0
-"""How long rank 0 looks for itself at an address that no device of its machine has."""
+OWN_S = 30.0
+"""How long rank 0 looks for itself at an address that no device of its machine has: a service that
+leads to it may come up late."""
 ARRIVAL_LOOKS_S = (0.0005, 0.2)
 """As ``LOOKS_S`` of an abort: a thousand ranks may wait for the last one."""
 
