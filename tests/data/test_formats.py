@@ -175,6 +175,12 @@ def wide_rows(root: Path) -> Path:
     return root / "x.jsonl"
 
 
+def packed_wide_rows(root: Path) -> Path:
+    path = wide_rows(root)
+    (root / "x.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    return root / "x.jsonl.gz"
+
+
 def wide_text(root: Path) -> Path:
     (root / "x.txt").write_bytes(("a line\n" * 99).encode("utf-16"))
     return root / "x.txt"
@@ -233,6 +239,7 @@ REFUSALS = [
     (two_columns, "a column of its own name. {path} has 2 such columns. Name another: "),
     (two_columns_of_parquet, "a column of its own name. {path} has 2 such columns. "),
     (wide_rows, "text in UTF-8. {path} is in UTF-16: convert it, with `iconv -f UTF-16"),
+    (packed_wide_rows, "text in UTF-8. {path} is in UTF-16: convert it, with `iconv"),
     (wide_text, ALLOWED + " {path} is in UTF-16: convert it, with `iconv -f UTF-16 -t UTF-8`."),
     (too_wide, ROWS + "{path}:4: 3 columns, and the header has 2. Correct or delete that line."),
     (open_quote, ROWS + "{path}:2: unexpected end of data. Correct or delete that line."),

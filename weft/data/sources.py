@@ -40,7 +40,8 @@ _CAN_BE_PACKED = ("text", "jsonl", "csv", "tsv")
 _ALLOWED = (
     "text, .jsonl, .csv or .tsv (each also as .gz or .zst), .parquet, .arrow or a Megatron .idx"
 )
-_ROWS = ("jsonl", "csv", "tsv")
+ROWS = ("jsonl", "csv", "tsv")
+"""Kinds of text with a document in each row."""
 _UTF16 = b"\xff\xfe", b"\xfe\xff"
 """How text begins that has two bytes a character."""
 _STATE = "state.json"
@@ -139,9 +140,6 @@ def open_source(request: Request, limit_bytes: int | None) -> Source:
     files = sorted(file for file in found if file.size)
     if not files:
         raise _nothing(request, found, skipped)
-    for file in files:
-        if file.kind in _ROWS and not file.packing and _is_utf16(Path(file.path)):
-            raise request.error("text in UTF-8", _to_utf8(Path(file.path)))
     if limit_bytes is not None:
         files = _take(files, limit_bytes)
     return Source(request=request, files=tuple(files), skipped=tuple(sorted(skipped)))
@@ -229,8 +227,8 @@ def _not_read(request: Request, path: Path, packing: str) -> ConfigError:
     if packing:
         hint = ""
     elif _is_binary(path, packing):
-        hint = "It holds zero bytes, as text does not."
-        hint = _to_utf8(path) if _is_utf16(path) else hint
+        with path.open("rb") as file:
+            hint = to_utf8(path, file.peek()) or "It holds zero bytes, as text does not."
     return request.error(_ALLOWED, hint)
 
 
@@ -338,14 +336,10 @@ def _is_binary(path: Path, packing: str) -> bool:
         return b"\0" in file.read(_SNIFF_BYTES)
 
 
-def _is_utf16(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(_UTF16[0])) in _UTF16
-
-
-def _to_utf8(path: Path) -> str:
-    """What makes text of it that can be read."""
-    return f"{path} is in UTF-16: convert it, with `iconv -f UTF-16 -t UTF-8`."
+def to_utf8(path: str | Path, begin: bytes) -> str:
+    """What makes text of a file in UTF-16 that can be read, told by how it begins; else empty."""
+    hint = f"{path} is in UTF-16: convert it, with `iconv -f UTF-16 -t UTF-8`."
+    return hint if begin.startswith(_UTF16) else ""
 
 
 def _file(

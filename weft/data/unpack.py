@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from weft.config.errors import ConfigError
-from weft.data.sources import Request, SourceFile, last_line_end
+from weft.data.sources import ROWS, Request, SourceFile, last_line_end, to_utf8
 
 _COPIED_BYTES = 1 << 20
 _SNIFFED_BYTES = 8192
@@ -25,11 +25,16 @@ _READ_BYTES = 1 << 16
 def open_bytes(request: Request, file: SourceFile) -> BinaryIO:
     """The bytes of a text file, unpacked. One that is packed is read from its start only.
 
-    Raises ConfigError, also while reading: it cannot be unpacked.
+    Raises ConfigError, also while reading: it cannot be unpacked, or has rows in UTF-16.
     """
     if not file.packing:
-        return Path(file.path).open("rb")
-    return io.BufferedReader(_Unpacked(request, file), _READ_BYTES)
+        stream = Path(file.path).open("rb")  # noqa: SIM115 - the caller's to close
+    else:
+        stream = io.BufferedReader(_Unpacked(request, file), _READ_BYTES)
+    if file.kind in ROWS and (hint := to_utf8(file.path, stream.peek())):
+        stream.close()
+        raise request.error("text in UTF-8", hint)
+    return stream
 
 
 def is_cut(file: SourceFile) -> bool:
