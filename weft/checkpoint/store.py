@@ -61,10 +61,10 @@ def abandoned_name(step: int, name: str) -> str:
 
 def forget_abandoned(root: Place) -> None:
     """Nobody waits for saves before one that all have had a part in."""
-    entries: list[Place] = list(root.iterdir())
-    for entry in entries:
-        if _ABANDONED.fullmatch(entry.name):
-            with suppress(OSError):
+    with suppress(OSError):  # what is left misleads nobody
+        entries: list[Place] = list(root.iterdir())
+        for entry in entries:
+            if _ABANDONED.fullmatch(entry.name):
                 entry.unlink()
 
 
