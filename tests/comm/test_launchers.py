@@ -143,6 +143,8 @@ def test_what_is_missing_is_named(environment: dict[str, str], message: str) -> 
     assert str(caught.value) == message
 
 
+FITS_HERE = "a number from 2 to 4, as this is process 1 of its machine and rank 5 of 8"
+ONE_OF_FOUR = "a number from 0 to 3, as SLURM_STEP_TASKS_PER_NODE is of so many nodes"
 HOST_ALONE = "the name of rank 0's machine, or its address, and nothing else"
 
 
@@ -156,25 +158,9 @@ HOST_ALONE = "the name of rank 0's machine, or its address, and nothing else"
         (TORCHRUN, "WORLD_SIZE", "0", "a number from 1 to 1048576"),
         (TORCHRUN, "LOCAL_RANK", "6", "a number from 0 to 5, as RANK is 5"),
         (TORCHRUN, "GROUP_RANK", "a", "a number from 0 to 1048575"),
-        (
-            TORCHRUN,
-            "LOCAL_WORLD_SIZE",
-            "x",
-            "a number from 2 to 4, as this is process 1 of its machine and rank 5 of 8",
-        ),
-        (
-            TORCHRUN,
-            "LOCAL_WORLD_SIZE",
-            "5",
-            "a number from 2 to 4, as this is process 1 of its machine and rank 5 of 8",
-        ),
+        *((TORCHRUN, "LOCAL_WORLD_SIZE", here, FITS_HERE) for here in ("x", "5")),
         (SLURM, "SLURM_PROCID", "7", "a number from 0 to 6, as SLURM_STEP_NUM_TASKS is 7"),
-        (
-            SLURM,
-            "SLURM_NODEID",
-            "4",
-            "a number from 0 to 3, as SLURM_STEP_TASKS_PER_NODE is of so many nodes",
-        ),
+        (SLURM, "SLURM_NODEID", "4", ONE_OF_FOUR),
         (SLURM, "SLURM_JOB_ID", "x", "a number from 0 to 4294967295"),
         (SLURM, "MASTER_PORT", "any", "a number from 1 to 65535"),
         (PMI, "PMI_RANK", "7", "a number from 0 to 1, as PMI_SIZE is 2"),
