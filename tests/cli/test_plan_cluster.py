@@ -247,7 +247,12 @@ def test_what_does_not_fit_is_said_in_json_too(
         (["--cluster", "no.yaml"], "CLUSTER = 'no.yaml': expected a YAML file that describes"),
         (["--need", "2PF"], "--need = '2PF': expected --cluster beside it. It says what there is."),
         (["--cheapest"], "--cheapest = true: expected --cluster beside it. It says what there is."),
-        ([*BOX, "--within", "3"], "--within = 3.0: expected --cheapest beside it. It is for"),
+        ([*BOX, "--within", "3"], "--within = 3.0: expected --cheapest or --least-energy beside"),
+        (["--least-energy"], "--least-energy = true: expected --cluster beside it. It says what"),
+        (
+            [*BOX, "--least-energy", "--cheapest"],
+            "--cheapest = true: expected no --least-energy beside it. Each chooses nodes.",
+        ),
         ([*BOX, "--cheapest", "--within", "0"], "--within = 0.0: expected seconds, more than 0"),
         (["--goodput"], "--goodput = true: expected --cluster beside it. It says what there is."),
         ([*BOX, "--restart", "3"], "--restart = 3.0: expected --goodput beside it. It is for"),

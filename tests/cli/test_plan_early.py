@@ -138,7 +138,7 @@ def test_what_a_link_names_is_written(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.usefixtures("hurried")
-@pytest.mark.parametrize("asked", ["--cheapest", "--goodput"])
+@pytest.mark.parametrize("asked", ["--cheapest", "--goodput", "--least-energy"])
 def test_nodes_with_names_are_chosen_too(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*BOX[:-1], "mine.yaml", asked, "--why", "dp=4", "--json"]
     assert run(words) == 0

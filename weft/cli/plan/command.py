@@ -60,9 +60,20 @@ CheapestOption = Annotated[
         "of its pools.",
     ),
 ]
+LeastEnergyOption = Annotated[
+    bool,
+    typer.Option(
+        "--least-energy",
+        help="With --cluster: choose the nodes on which a step takes least energy, by the power_w "
+        "of its chips.",
+    ),
+]
 WithinOption = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="With --cheapest: a step may take so long at most."),
+    typer.Option(
+        metavar="SECONDS",
+        help="With --cheapest or --least-energy: a step may take so long at most.",
+    ),
 ]
 GoodputOption = Annotated[
     bool,
@@ -139,6 +150,7 @@ class PlanOptions:
     cluster: ClusterOption = None
     need: NeedOption = None
     cheapest: CheapestOption = False
+    least_energy: LeastEnergyOption = False
     within: WithinOption = None
     goodput: GoodputOption = False
     restart: RestartOption = None
@@ -240,6 +252,7 @@ def _answer(target: str, overrides: Sequence[str], options: PlanOptions) -> Answ
     nodes = nodes_asked(
         options.need,
         by_price=options.cheapest,
+        by_energy=options.least_energy,
         within_s=options.within,
         by_goodput=options.goodput,
         restart_s=options.restart,

@@ -13,6 +13,7 @@ from weft.config.errors import ConfigError
 from weft.planner.cheapest import cheapest
 from weft.planner.enough import enough
 from weft.planner.goodput import USUAL_RESTART_S, most_trained
+from weft.planner.least_energy import least_energy
 from weft.planner.need import parse_need
 from weft.planner.problem import Problem
 from weft.planner.search import Found, Watch
@@ -50,6 +51,7 @@ def nodes_asked(
     need: str | None,
     *,
     by_price: bool,
+    by_energy: bool,
     within_s: float | None,
     by_goodput: bool,
     restart_s: float | None,
@@ -59,14 +61,16 @@ def nodes_asked(
     Raises:
         ConfigError: values that cannot be, also together.
     """
-    _refuse_alone("--within", within_s, "--cheapest", by_price)
+    _refuse_alone("--within", within_s, "--cheapest or --least-energy", by_price or by_energy)
     _refuse_alone("--restart", restart_s, "--goodput", by_goodput)
     asked = []
     if need is not None:
         asked.append(NodesAsked("--need", need, partial(enough, need=parse_need(need))))
+    limit_s = inf if within_s is None else within_s
     if by_price:
-        limit_s = inf if within_s is None else within_s
         asked.append(NodesAsked("--cheapest", True, partial(cheapest, within_s=limit_s)))
+    if by_energy:
+        asked.append(NodesAsked("--least-energy", True, partial(least_energy, within_s=limit_s)))
     if by_goodput:
         after_s = USUAL_RESTART_S if restart_s is None else restart_s
         asked.append(NodesAsked("--goodput", True, partial(most_trained, restart_s=after_s)))
