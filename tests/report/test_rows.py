@@ -29,7 +29,9 @@ def percent(element: Element, name: str) -> float:
 def test_a_timeline_has_a_box_for_every_action_and_an_axis_of_time() -> None:
     even, free = StageTimes(forward_s=1.0, input_grad_s=1.0, weight_grad_s=1.0), BorderTimes()
     timeline = simulate_plan(pipeline("zb-v", 2, 3), [even] * 4, [free] * 3)
-    *rows, axis = drawn(list(timeline_rows(timeline, ["a <b>", "b"])), TIME, timeline.step_s)
+    *rows, axis = drawn(
+        list(timeline_rows(timeline, ["a <b>", "b"], timeline.step_s)), TIME, timeline.step_s
+    )
     boxes = [box for row in rows for box in bars(row)]
     assert [row.one("span").text for row in rows] == ["a <b>", "b"]
     assert len(boxes) == 4 * 3 * 3

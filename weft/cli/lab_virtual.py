@@ -146,7 +146,7 @@ def run_virtual(virtual: VirtualCluster, *, plays: bool, json: bool) -> None:
 def _tell(virtual: VirtualCluster, prediction: Prediction) -> None:
     out.print(f"predicted from operations and links, {virtual.gflops:g} GFLOP/s at speed 1")
     for number, timeline in enumerate(prediction.pipelines):
-        idle = f"{timeline.bubble:.0%} of it idle" if len(timeline.spans) > 1 else "no bubble"
+        idle = f"{timeline.bubble:.0%} of it idle" if timeline.num_positions > 1 else "no bubble"
         out.print(f"pipeline {number}: {timeline.step_s:.3g} s a step, {idle}")
     for rank, (host, chip) in enumerate(virtual.cluster.by_rank):
         name = f"rank {rank} ({virtual.cluster.hosts[host].name}, {chip.kind} {chip.speed:g})"

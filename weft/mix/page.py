@@ -38,7 +38,11 @@ class _Picture:
     def drawn(self, longest: float) -> Markup:
         """A step of each pipeline, and who computes what; one of ``longest`` has all the width."""
         both = zip(self.rates.trial.plan.pipelines, self.rates.timelines, strict=True)
-        rows = [row for p, line in both for row in timeline_rows(line, list(self._labels(p)))]
+        rows = [
+            row
+            for pipeline, line in both
+            for row in timeline_rows(line, list(self._labels(pipeline)), line.step_s)
+        ]
         return row_chart(rows, TIME, longest)
 
     def _labels(self, pipeline: PipelinePlan) -> Iterator[str]:

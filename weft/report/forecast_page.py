@@ -140,23 +140,19 @@ def _timelines(cast: Forecast) -> Iterator[tuple[str, Markup]]:
     for run in runs[:MOST_TIMELINES]:
         (first, timeline), (last, _) = run[0], run[-1]
         name = f"Pipeline {first}" if first == last else f"Pipelines {first} to {last}, each"
-        shown = _beginning(timeline)
-        part = "" if shown is timeline else f"; the first {seconds(shown.step_s)} are drawn"
-        idle = f", {timeline.bubble:.1%} idle" if len(timeline.spans) > 1 else ""
+        end_s = _drawn_s(timeline)
+        part = "" if end_s == timeline.step_s else f"; the first {seconds(end_s)} are drawn"
+        idle = f", {timeline.bubble:.1%} idle" if timeline.num_positions > 1 else ""
         here = [position.words for position in cast.positions if position.pipeline == first]
         labels = [_capital(words.replace(f" of pipeline {first}", "", 1)) for words in here]
-        drawn = row_chart(timeline_rows(shown, labels), TIME, shown.step_s)
+        drawn = row_chart(timeline_rows(timeline, labels, end_s), TIME, end_s)
         yield f"{name}: {seconds(timeline.step_s)}{idle}{part}", drawn
 
 
-def _beginning(timeline: Timeline) -> Timeline:
-    """As many actions as a page can hold."""
+def _drawn_s(timeline: Timeline) -> float:
+    """Until then there are as many actions as a page can hold."""
     ends = sorted(span.end_s for row in timeline.spans for span in row)
-    if len(ends) <= MOST_SPANS:
-        return timeline
-    end = ends[MOST_SPANS]
-    rows = (tuple(span for span in row if span.end_s <= end) for row in timeline.spans)
-    return Timeline(tuple(rows))
+    return timeline.step_s if len(ends) <= MOST_SPANS else ends[MOST_SPANS]
 
 
 def _memory_rows(alike: Sequence[tuple[str, PositionForecast]]) -> Iterator[Row]:

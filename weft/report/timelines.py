@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from markupsafe import Markup
 
@@ -18,12 +19,13 @@ _PHASES = {
 }
 
 
-def timeline_rows(timeline: Timeline, labels: Sequence[str]) -> Iterator[Row]:
-    """A row for every position; each box says what it is when pointed at."""
-    scale = Scale.of(timeline.step_s, "s")
+def timeline_rows(timeline: Timeline, labels: Sequence[str], end_s: float) -> Iterator[Row]:
+    """A row for every position, with what it does until then; each box says what it is when
+    pointed at."""
+    scale = Scale.of(end_s, "s")
     for label, row in zip(labels, timeline.spans, strict=True):
         bars = []
-        for start, end, action in ((span.start_s, span.end_s, span.action) for span in row):
+        for action, start, end in takewhile(lambda span: span.end_s <= end_s, row):
             tip = f"{action}, {scale.text(start)} to {scale.text(end)}"
             bars.append(Bar(start, end, _PHASES[action.kind][0], action.kind, tip))
         yield Row(label, bars)

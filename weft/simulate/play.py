@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from weft.cost.times import BorderTimes, StageTimes
 from weft.plan.plan import PipelinePlan
@@ -12,8 +14,7 @@ from weft.schedules.known import Pattern, proven_order
 from weft.simulate.tape import tape_of
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One action and its time, in seconds from the start of the step."""
 
     action: Action
@@ -21,27 +22,46 @@ class Span:
     end_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Timeline:
     """One step of a pipeline."""
 
-    spans: tuple[tuple[Span, ...], ...]
-    """For every position, what it does, in order."""
+    num_positions: int
+    pattern: Pattern | None = None
+    """None: it computes nothing."""
+    began: Sequence[float] = ()
+    """By row of the pattern's tape, in seconds from the start of the step."""
+    ended: Sequence[float] = ()
 
-    @property
+    @cached_property
+    def spans(self) -> tuple[tuple[Span, ...], ...]:
+        """For every position, what it does, in order."""
+        found: list[list[Span]] = [[] for _ in range(self.num_positions)]
+        if self.pattern is not None:
+            tape = tape_of(self.pattern)
+            for action, row in zip(proven_order(self.pattern), tape.rows, strict=True):
+                span = Span(action, self.began[row], self.ended[row])
+                found[tape.position[row]].append(span)
+        return tuple(map(tuple, found))
+
+    @cached_property
     def step_s(self) -> float:
         """Until the last action of all has ended."""
-        return max((row[-1].end_s for row in self.spans if row), default=0.0)
+        return max(self.ended, default=0.0)
 
-    @property
+    @cached_property
     def busy_s(self) -> tuple[float, ...]:
         """How long each position computes."""
-        return tuple(sum(span.end_s - span.start_s for span in row) for row in self.spans)
+        found = [0.0] * self.num_positions
+        places = tape_of(self.pattern).position if self.pattern is not None else ()
+        for place, start_s, end_s in zip(places, self.began, self.ended, strict=True):
+            found[place] += end_s - start_s
+        return tuple(found)
 
     @property
     def bubble(self) -> float:
         """Part of the positions' time in which they idle."""
-        whole = self.step_s * len(self.spans)
+        whole = self.step_s * self.num_positions
         return 1 - sum(self.busy_s) / whole if whole else 0.0
 
 
@@ -53,15 +73,11 @@ def simulate_plan(
     Args:
         borders: As ``PipelinePlan.borders`` has them. Stages of one position hand on for nothing.
     """
+    many = len(pipeline.positions())
     if not pipeline.samples:
-        return Timeline(((),) * len(pipeline.positions()))
-    pattern = Pattern.of(pipeline)
-    tape, last = tape_of(pattern), last_size(pipeline.samples, pipeline.microbatch)
-    spans: list[list[Span]] = [[] for _ in range(tape.num_positions)]
-    began, ended = tape.play(stages, borders, last)
-    for action, row in zip(proven_order(pattern), tape.rows, strict=True):
-        spans[tape.position[row]].append(Span(action, began[row], ended[row]))
-    return Timeline(tuple(tuple(row) for row in spans))
+        return Timeline(many)
+    pattern, last = Pattern.of(pipeline), last_size(pipeline.samples, pipeline.microbatch)
+    return Timeline(many, pattern, *tape_of(pattern).play(stages, borders, last))
 
 
 def last_size(samples: int, microbatch: int) -> float:

@@ -217,7 +217,7 @@ def why_in_words(outlook: Outlook) -> Iterator[str]:
         yield from (f"  {each.words}" for each in outlook.helps)
     slowest = outlook.limits.slowest.pipeline
     timeline = outlook.forecast.time.timelines[slowest]
-    if 1 < len(timeline.spans) <= MOST_ROWS:
+    if 1 < timeline.num_positions <= MOST_ROWS:
         yield f"one step of pipeline {slowest}, small letters are later stages of a mesh:"
         yield from draw(timeline).splitlines()
     yield from summary_in_words(outlook)
