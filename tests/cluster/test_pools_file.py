@@ -62,10 +62,10 @@ def test_a_package_is_as_many_ranks_as_software_sees_devices(tmp_path: Path) -> 
         "  - {chip: MI250X-GCD, nodes: 2, chips_per_node: 8, network_gbit: 100,"
         " price_per_hour: 1.5, mtbf_hours: 8000, link_gb_s: 150}\n"
     )
-    first, second = read_view(file).pools
-    assert first == second
-    assert (first.num_chips, first.chip.memory_gib) == (16, 64)
-    assert first.chip.peak_flops("bf16") == 191.5e12
+    (both,) = read_view(file).pools  # they are alike
+    assert (both.num_chips, both.chip.memory_gib) == (32, 64)
+    assert (both.price_per_hour, both.mtbf_hours) == (1.5, 8000)
+    assert both.chip.peak_flops("bf16") == 191.5e12
     file.write_text("pools:\n  - {chip: MI250X, chips_per_node: 1, link_gb_s: 4000}\n")
     with pytest.raises(ConfigErrors, match=r"link_gb_s = 4000.0: expected at most .* \(3280\)"):
         read_view(file)

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from weft.cluster.cluster import Chip
 from weft.cluster.pool_entries import OwnChip, PoolEntry, SiteEntry, view_of
-from weft.cluster.view import ChipPool, ClusterView
+from weft.cluster.view import ChipPool, ClusterView, alike_as_one
 from weft.config.check import check_file
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.tree import Origin, Reading
@@ -196,11 +196,8 @@ def lab_view(cluster: ClusterFile, core: Core) -> ClusterView:
     for node, chip, count in runs:
         pool = _lab_pool(cluster, core, node, chip)
         pool = replace(pool, chips_per_node=count, node=f"node {node}" if pieces[node] > 1 else "")
-        if pools and not pool.node and replace(pools[-1], num_nodes=1) == pool:
-            pools[-1] = replace(pool, num_nodes=pools[-1].num_nodes + 1)
-        else:
-            pools.append(pool)
-    return ClusterView(tuple(pools))
+        pools.append(pool)
+    return alike_as_one(ClusterView(tuple(pools)))
 
 
 def _lab_pool(cluster: ClusterFile, core: Core, node: int, chip: ChipEntry) -> ChipPool:

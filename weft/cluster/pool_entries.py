@@ -15,7 +15,7 @@ from pydantic import Field
 
 from weft.cluster.cluster import Chip, catalogue, packages
 from weft.cluster.host_names import host_names
-from weft.cluster.view import ChipPool, ClusterView, Site
+from weft.cluster.view import ChipPool, ClusterView, Site, alike_as_one
 from weft.config.errors import ConfigError
 from weft.config.names import nearest_name
 from weft.config.values import Count, Number, Positive, Section, Text
@@ -131,6 +131,7 @@ def view_of(
     _refuse_sites(pools, sites)
     view = _at_sites([_pool(pools, number, own) for number in range(len(pools))], pools, sites)
     _refuse_shared_hosts(view)
+    view = alike_as_one(view)
     if view.world_size > MOST_CHIPS:
         raise ConfigError("pools", f"{view.world_size:,} chips", f"at most {MOST_CHIPS:,} chips")
     return view

@@ -243,3 +243,30 @@ class ClusterView:
         """No message among the ranks needs a network."""
         node = self.node_of(ranks[0])
         return all(self.node_of(rank) == node for rank in ranks)
+
+
+def alike_as_one(cluster: ClusterView) -> ClusterView:
+    """The same chips with neighbouring pools as one where they differ in nothing but how many nodes
+    they have, or how many chips of one node: to a search they are one kind, and nobody's rank
+    changes."""
+    found: list[ChipPool] = []
+    for pool in cluster.pools:
+        one = _as_one(found[-1], pool) if found else None
+        found[len(found) - (one is not None) :] = [one or pool]
+    return ClusterView(tuple(found))
+
+
+def _as_one(first: ChipPool, second: ChipPool) -> ChipPool | None:
+    """None where they are unlike. Of what a node has for all its chips each may have said a
+    part."""
+    if bool(first.hosts) != bool(second.hosts):
+        return None
+    if first.node:
+        said = first.host_gib, first.disk_gb_s, second.host_gib, second.disk_gb_s
+        if said != (None,) * 4 or replace(first, chips_per_node=second.chips_per_node) != second:
+            return None
+        return replace(first, chips_per_node=first.chips_per_node + second.chips_per_node)
+    if replace(first, num_nodes=second.num_nodes, hosts=second.hosts) != second:
+        return None
+    nodes, hosts = first.num_nodes + second.num_nodes, first.hosts + second.hosts
+    return replace(first, num_nodes=nodes, hosts=hosts)
