@@ -56,3 +56,20 @@ def test_the_most_there_is_is_told() -> None:
 def test_nodes_that_cannot_hold_the_model() -> None:
     with pytest.raises(NoPlan, match="expected chips with enough memory for the model"):
         enough(problem(nodes=(1, 1)), 1e15)
+
+
+def test_no_mix_between_too_little_and_enough_is_jumped_over() -> None:
+    """Two nodes of H100 are enough, one with two of A100 is not: a plan for a mix reaches a smaller
+    part of what its chips compute, and what that part is says nothing of others."""
+    pools = (
+        ChipPool(chip=H100, num_nodes=2, chips_per_node=4, network_gbit_s=200, price_per_hour=2.5),
+        ChipPool(chip=A100, num_nodes=2, chips_per_node=4, network_gbit_s=100, price_per_hour=0.9),
+    )
+    work = Workload(spec=SIZES["llama3.2-1b"], seq_len=2048, samples=64)
+    options = Options(schedules=("1f1b",), recompute=("off",), effort=20_000)
+    asked = Problem(work, ClusterView(pools), options=options)
+    (alone,) = (p for p in choose_mix(asked, 3e15).parts if p.pool.chip is A100)
+    assert alone.num_nodes == 2, "computes enough, and costs least"
+    mix, found = enough(asked, 3e15)
+    assert [part.num_nodes for part in mix.parts] == [2, 0]
+    assert asked.workload.flops_s(found.best.time.step_s) >= 3e15
