@@ -46,8 +46,26 @@ def test_state_goes_where_there_is_room_when_nothing_else_fits() -> None:
 
     assert tiers(128) == {"host"}
     for too_little in (None, 64):
-        with pytest.raises(NoPlan, match=r"fit with room for optimizer state in the memory of its"):
+        with pytest.raises(NoPlan, match=r"fit with room for optimizer state in the m") as caught:
             tiers(too_little)
+        enough = int(re.search(r"of its nodes \(host_gib: (\d+)\)", str(caught.value))[1])
+        assert tiers(enough) == {"host"}
+        with pytest.raises(NoPlan):
+            tiers(0.98 * enough)
+
+
+def test_more_room_on_hosts_makes_no_plan_slower() -> None:
+    """Parameters in there too are not where the search ends: activations may be faster there."""
+    cards = ChipPool(chip=catalogue()["A10"], num_nodes=1, chips_per_node=1)
+    work = replace(LARGE, spec=SIZES["llama3.2-3b"], seq_len=2048, samples=4)
+    every = ("device", "host")
+    options = Options(tiers=every, param_tiers=every, mixed_recompute=True)
+    few, many = (
+        search(Problem(work, ClusterView((replace(cards, host_gib=gib),)), options=options))
+        for gib in (56, 80)
+    )
+    assert many.best.time.step_s <= few.best.time.step_s
+    assert {stage.param_tier for _, _, stage in few.best.plan.stages()} == {"device"}
 
 
 def test_the_changes_that_are_named_do() -> None:

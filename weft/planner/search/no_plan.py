@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from weft.cluster.cluster import Chip
@@ -21,6 +21,8 @@ Attempt = Callable[[Problem], Candidate | None]
 _MOST = 1024
 """Times the memory, or the nodes, beyond which no change is tried."""
 _FINE = 1.01
+_PARTS = 64
+"""Of what the chips of a node have: the least of its own memory that is tried."""
 
 
 def no_plan(attempt: Attempt, problem: Problem) -> NoPlan:
@@ -113,8 +115,28 @@ def _on_hosts(attempt: Attempt, problem: Problem) -> Iterator[str]:
         tried["experts"] = {"expert_tiers": ("host",)}
     for words, asked in tried.items():
         if attempt(leanest(roomy, **asked)) is not None:
-            yield f"room for {words} in the memory of its nodes (host_gib)"
+            room = _least_room(attempt, leanest(problem, **asked))
+            yield f"room for {words} in the memory of its nodes (host_gib{room})"
             return
+
+
+def _least_room(attempt: Attempt, lean: Problem) -> str:
+    """How much of each node's memory is enough, in proportion to what its chips have."""
+
+    def on_hosts(times: float) -> list[ChipPool]:
+        return [
+            replace(
+                pool, host_gib=ceil(times * pool.chips_per_node * pool.chip.memory_gib / _PARTS)
+            )
+            for pool in lean.cluster.pools
+        ]
+
+    times = _smallest(lambda more: attempt(lean.on(ClusterView(tuple(on_hosts(more))))) is not None)
+    if times is None:
+        return ""
+    each = {pool.chip.name: f"{pool.host_gib:,.0f}" for pool in on_hosts(times)}
+    names = [f"{gib} with {name}" for name, gib in each.items()]
+    return f": {', '.join(names) if len(names) > 1 else next(iter(each.values()))}"
 
 
 def _smallest(fits: Callable[[float], bool]) -> float | None:

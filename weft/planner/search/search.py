@@ -157,11 +157,11 @@ def _otherwise(run: SearchRun, begin: float, watch: Watch) -> Found:
         every = (look(problem) for look in (united, unlike_experts, unlike_widths))
         if fastest := sorted(filter(None, every), key=lambda one: one.time.step_s):
             return run.found(fastest, begin)
-    if leaner := [each for each in (_elsewhere(problem), _divided(problem)) if each]:
-        found = together([_searched(each, watch, run.known) for each in leaner])
-        return replace(nearer(found, problem), seconds=perf_counter() - begin)
-    if roomy := _offloaded(problem, watch, run.known):
-        return nearer(roomy, problem)
+    leaner = filter(None, (_elsewhere(problem), _divided(problem)))
+    found = [_searched(each, watch, run.known) for each in leaner]
+    found += filter(None, [_offloaded(problem, watch, run.known)])
+    if found:
+        return replace(nearer(together(found), problem), seconds=perf_counter() - begin)
     raise _not_run(run) or no_plan(any_fit, problem)
 
 

@@ -36,6 +36,9 @@ _FINE = 1e-4
 """Relative; bounds are told that exactly."""
 
 
+_ONLY_WHERE = "only where nothing fits without, and then for all stages before some take it back"
+
+
 class OutsideError(ValueError):
     """The search does not look there; says why."""
 
@@ -44,10 +47,9 @@ def _refuse_other_tiers(plan: Plan, problem: Problem) -> None:
     """It was looked for with one tier each for state, parameters and experts, beside the device."""
     for (state, params), _ in groupby((s.state_tier, s.param_tier) for _, _, s in plan.stages()):
         if state not in (problem.options.tiers[0], "device"):
-            words = f"what only updates need was kept on the {problem.options.tiers[0]}"
-            raise OutsideError(words)
+            raise OutsideError(f"what only updates need is elsewhere {_ONLY_WHERE}")
         if params not in (problem.options.param_tiers[0], "device"):
-            raise OutsideError(f"parameters were kept on the {problem.options.param_tiers[0]}")
+            raise OutsideError(f"parameters are elsewhere {_ONLY_WHERE}")
     others = {stage.expert_tier for _, _, stage in plan.stages()} - {"device"}
     if others - {problem.options.expert_tiers[0]}:
         raise OutsideError("experts were kept elsewhere")
