@@ -12,7 +12,7 @@ from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.fit import shortages, smallest_change, without_recompute
 from weft.planner.outlook import refuse_too_large
-from weft.planner.problem import Problem, Workload
+from weft.planner.problem import Options, Problem, Workload
 
 CHIP = catalogue()["A100-SXM4-80GB"]
 NODE = ClusterView((ChipPool(chip=CHIP, num_nodes=1, chips_per_node=8),))
@@ -81,6 +81,35 @@ def test_the_smallest_change(memory_gib: float, micro: int, words: str) -> None:
 
 def test_a_plan_on_one_chip_cannot_share() -> None:
     assert "chips of" in smallest_change(plan(micro=1, dp=1), Problem(WORKLOAD, of(60)))
+
+
+def test_hosts_are_a_way_out_where_they_have_room() -> None:
+    """For state, and then for parameters too, of which no two ranks bring the same."""
+    again = plan().each(lambda stage: replace(stage, recompute="full", zero=3))
+    options = Options(tiers=("device", "host"), param_tiers=("device", "host"))
+
+    def told(memory_gib: float, host_gib: float) -> str:
+        cluster = ClusterView((replace(of(memory_gib).pools[0], host_gib=host_gib),))
+        return smallest_change(again, Problem(WORKLOAD, cluster, options=options))
+
+    there = Problem(WORKLOAD, NODE).memory(again)[0]
+    need = (there.total - 0.5 * there.optimizer) / 2**30 / 0.92
+    assert (
+        told(need, 500.0)
+        == "Keep what only updates need in the memory of hosts (state_tier: host)."
+    )
+    without = (there.total - there.optimizer - 0.5 * there.weights) / 2**30 / 0.92
+    assert "parameters in the memory of hosts (state_tier: host, param_tier" in told(without, 500.0)
+    assert told(need, 1.0).startswith("Nothing else alone would do: take chips of")
+
+
+def test_chips_that_are_named_are_large_enough() -> None:
+    """Rounded up: a chip of 24 GiB would be told to take one of 24 GiB."""
+    for micro in range(1, 9):
+        one = plan(micro, dp=1).each(lambda stage: replace(stage, recompute="full"))
+        words = smallest_change(one, Problem(WORKLOAD, of(6)))
+        gib = int(words.split("chips of ")[1].split()[0])
+        assert shortages(one, Problem(WORKLOAD, of(gib))) == []
 
 
 def test_refused_with_what_is_short() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 
 from weft.cluster.cluster import HOST, Chip
 from weft.cost.activations import stage_away
@@ -125,18 +125,16 @@ def _without_host(stage: StagePlan) -> StagePlan:
 
 def smallest_change(plan: Plan, problem: Problem) -> str:
     """What would make a plan fit, as an order; each is tried, and the first that does is named."""
-    for words, changed in changes(plan):
+    for words, changed in (*changes(plan), *_elsewhere(plan, problem)):
         if changed != plan and not shortages(changed, problem):
             return f"{words}."
     worst = shortages(plan, problem)[0]
-    need = worst.need_gib / problem.options.memory_part
+    need = ceil(worst.need_gib / problem.options.memory_part)
     if worst.on_host and any(stage.expert_tier == "host" for _, _, stage in plan.stages()):
-        return (
-            f"Keep experts on disk (expert_tier), or say host_gib: {need:.0f} for each chip there."
-        )
+        return f"Keep experts on disk (expert_tier), or say host_gib: {need} for each chip there."
     if worst.on_host:
-        return f"Keep less of it there, or say host_gib: {need:.0f} for each chip there."
-    return f"Nothing else alone would do: take chips of {need:.0f} GiB there, or more of them."
+        return f"Keep less of it there, or say host_gib: {need} for each chip there."
+    return f"Nothing else alone would do: take chips of {need} GiB there, or more of them."
 
 
 def changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
@@ -156,6 +154,20 @@ def changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
         yield "Divide parameters too (zero: 3)", plan.each(_zero(3))
         yield f"{words} and divide parameters (zero: 3)", again.each(_zero(3))
     yield "Keep activations in the memory of hosts (recompute: offload)", plan.each(_offloading)
+
+
+def _elsewhere(plan: Plan, problem: Problem) -> Iterator[tuple[str, Plan]]:
+    """Likewise, what a problem lets wait in the memory of hosts; parameters where no two ranks
+    bring the same."""
+    if any(stage.device == HOST for _, _, stage in plan.stages()):
+        return
+    away = plan.each(lambda stage: replace(stage, state_tier="host"))
+    if "host" in problem.options.tiers:
+        yield "Keep what only updates need in the memory of hosts (state_tier: host)", away
+    if "host" in problem.options.param_tiers and len(plan.pipelines) == 1:
+        both = away.each(_zero(3)).each(lambda stage: replace(stage, param_tier="host"))
+        words = "what only updates need and parameters in the memory of hosts"
+        yield f"Keep {words} (state_tier: host, param_tier: host)", both
 
 
 def without_recompute(plan: Plan) -> Plan:
