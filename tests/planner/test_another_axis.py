@@ -128,7 +128,7 @@ def test_few_samples_are_no_slower_on_more_chips() -> None:
         assert 0.8 < each.bound_s / each.best.time.step_s <= 1 + 1e-9
 
 
-LENGTHS = {4096: False, 1 << 15: False, 1 << 17: True, 1 << 20: True}
+LENGTHS = {4096: False, 1 << 15: True, 1 << 17: True, 1 << 20: True}
 """Tokens of a sample, and whether dividing them is what a person should do."""
 CARDS = ClusterView((pool(H100, 80, 8, 2, gbit=3200),))
 
@@ -192,9 +192,31 @@ def test_memory_of_hosts_makes_no_plan_slower() -> None:
     assert rich.bound_s <= poor.best.time.step_s
 
 
-@pytest.mark.parametrize(("samples", "outside"), [(16, True), (15, False)])
+@pytest.mark.parametrize(("samples", "at_most_s"), [(9, 0.07), (13, 0.09)])
+def test_tokens_are_divided_where_whole_samples_leave_chips_idle(
+    samples: int, at_most_s: float
+) -> None:
+    """Seven of eight chips, or meshes that do not fill them: 0.083 and 0.105 s."""
+    workload = Workload(spec=SIZES["llama3.2-1b"], seq_len=2048, samples=samples)
+    problem = Problem(workload, ClusterView((pool(H100, 80, 8, 1, gbit=400),)))
+    assert not problem.divides_tokens
+    found = search(problem)
+    assert found.best.cluster.world_size == 8
+    assert found.bound_s <= found.best.time.step_s <= at_most_s
+
+
+@pytest.mark.parametrize(("chips", "samples", "parts"), [(8, 8, 8), (8, 63, 2), (8, 64, 1)])
+def test_parts_are_fewer_where_chips_have_more_samples(
+    chips: int, samples: int, parts: int
+) -> None:
+    workload = Workload(spec=SIZES["llama3.2-1b"], seq_len=2048, samples=samples)
+    problem = Problem(workload, ClusterView((pool(H100, 80, chips, 1, gbit=400),)))
+    assert problem.token_parts == parts
+
+
+@pytest.mark.parametrize(("samples", "outside"), [(128, True), (127, False)])
 def test_what_is_not_looked_at_is_not_said_to_be_weighed(samples: int, outside: bool) -> None:
-    """One sample fewer than there are cards, and they may be halved."""
+    """One sample fewer than eight a card, and they may be halved."""
     spec = SIZES["llama3.2-1b"]
     workload = Workload(spec=spec, seq_len=4096, samples=samples)
     mesh = Mesh.of(tuple(range(2)), cp=2)
