@@ -507,7 +507,7 @@ class Group:
     ) -> None:
         """Their bounds say so."""
         if frames:
-            late = [samples * frame.late_s for frame in frames]
+            late = [max(cutoff, samples * frame.late_s) for frame in frames]
             words = f"{self.words}: at best {min(late):.4g} s, another takes {cutoff:.4g} s"
             number = self._children(frames, first=first)
             self.ledger.pruned.add("bound", words, number, min(late), max(late))
