@@ -50,7 +50,7 @@ def test_values_of_the_configuration_say_a_plan(capsys: pytest.CaptureFixture[st
 def test_the_last_micro_batch_may_be_smaller(capsys: pytest.CaptureFixture[str]) -> None:
     """As in plans that are found; and the schedule of the recipe is none of the plan's."""
     told = why("dp=4 tp=2 micro=12 recompute=full zero=1", capsys)
-    assert "6 micro-batches of 12" in str(told["settings"])
+    assert "6 micro-batches of up to 12, 64 samples in all" in str(told["settings"])
     told = why("plan.stages=[{dp: 2, tp: 4}] batch.micro=4", capsys)
     assert told["name"] == "dp 2 x tp 4 on 8 H100-SXM5-80GB"
 

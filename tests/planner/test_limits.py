@@ -222,6 +222,11 @@ def test_what_was_pruned() -> None:
 def test_settings_tell_plans_apart() -> None:
     assert settings(plan(meshes=2, tp=4, micro=8)) == "1f1b, ZeRO 1, 8 micro-batches of 8"
     assert settings(plan(recompute="full")) == "recompute, ZeRO 1, 4 micro-batches of 16"
+    (whole,) = plan(micro=24).pipelines
+    ragged = replace(plan(), pipelines=(replace(whole, samples=64),))
+    assert settings(ragged).endswith("3 micro-batches of up to 24, 64 samples in all")
+    one = replace(plan(), pipelines=(replace(whole, samples=18),))
+    assert settings(one).endswith("ZeRO 1, 1 micro-batch of 18")
 
 
 def test_more_memory_spares_recomputation() -> None:

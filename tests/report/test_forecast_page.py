@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,12 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Element:
     page = ["--cluster", str(cluster), "--html", str(html), "plan.schedule=null", PIPELINES]
     assert run(["plan", "demo", *words, *page]) == 0
     return Page(Path(html).read_text()).root
+
+
+def test_the_page_says_how_sure_the_step_is(page: Element) -> None:
+    (said,) = (x for x in page.all("div") if x.all("dt") and x.one("dt").text == "Step")
+    assert len(said.all("dd")) == 2
+    assert re.search(r"80% of such steps: [\d.]+ m?s to [\d.]+ m?s$", said.all("dd")[1].text)
 
 
 def section(page: Element, name: str) -> Element:

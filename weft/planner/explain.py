@@ -218,8 +218,17 @@ def _settings(pipeline: PipelinePlan) -> str:
     for tier in APART:
         words += [f"activations on {tier}"] * any(offloads(each, None, tier) for each in modes)
     words += [f"ZeRO {max(stage.zero for stage in pipeline.stages)}"]
-    words += [f"{pipeline.num_microbatches} micro-batches of {pipeline.microbatch}"]
-    return ", ".join(words)
+    return ", ".join([*words, _micro_batches(pipeline)])
+
+
+def _micro_batches(pipeline: PipelinePlan) -> str:
+    """With the samples where they are not the product."""
+    number, each = pipeline.num_microbatches, pipeline.microbatch
+    if number == 1:
+        return f"1 micro-batch of {pipeline.samples}"
+    if pipeline.samples % each:
+        return f"{number} micro-batches of up to {each}, {pipeline.samples} samples in all"
+    return f"{number} micro-batches of {each}"
 
 
 def _why(best: Forecast, other: Forecast) -> str:

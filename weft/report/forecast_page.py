@@ -7,9 +7,11 @@ from itertools import groupby
 
 from markupsafe import Markup
 
-from weft.planner.explain import pruned_in_words, settings
+from weft.cost.interval import PART
+from weft.planner.explain import gap_in_words, pruned_in_words, settings
 from weft.planner.forecast import WAITING, Forecast, PositionForecast
 from weft.planner.outlook import Outlook
+from weft.planner.search import Found
 from weft.report.html import Table, Tile, render
 from weft.report.plan_picture import picture, ranges
 from weft.report.svg import Axis, Bar, Row, Scale, fill_legend, row_chart
@@ -55,14 +57,14 @@ def forecast_page(outlook: Outlook, title: str) -> str:
         kind="plan",
         status=(False, "predicted; nothing was run"),
         subtitle=outlook.name,
-        tiles=list(_tiles(cast)),
+        tiles=list(_tiles(outlook)),
         plan=picture(cast.plan, chips),
         reasons=[
             *(f"this version cannot run it: {why}" for why in outlook.not_run),
             *outlook.limits.sentences(),
             *(f"try {words}" for words in outlook.advice),
         ],
-        searched=[] if found is None else list(pruned_in_words(found)),
+        searched=list(_searched(found)) if found else [],
         parts=fill_legend((look, part) for part, look in PARTS.items()),
         steps=row_chart(_step_rows(alike), TIME, cast.step_s),
         phases=phase_legend(),
@@ -72,6 +74,12 @@ def forecast_page(outlook: Outlook, title: str) -> str:
         others=list(_others(outlook)),
         numbers=list(_numbers(outlook, alike)),
     )
+
+
+def _searched(found: Found) -> Iterator[str]:
+    if found.gap is not None:
+        yield gap_in_words(found)
+    yield from pruned_in_words(found)
 
 
 def _alike(cast: Forecast) -> Iterator[tuple[str, PositionForecast]]:
@@ -93,8 +101,10 @@ def _capital(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}"
 
 
-def _tiles(cast: Forecast) -> Iterator[Tile]:
-    yield Tile("Step", seconds(cast.step_s))
+def _tiles(outlook: Outlook) -> Iterator[Tile]:
+    cast = outlook.forecast
+    low, high = map(seconds, outlook.sureness.step(cast.step_s))
+    yield Tile("Step", seconds(cast.step_s), f"{PART:.0%} of such steps: {low} to {high}")
     yield Tile("Throughput", f"{cast.tokens_per_s:,.0f}", "tokens per second")
     yield Tile("MFU", f"{cast.mfu:.1%}", "of the chips' printed peak")
     full = cast.fullest
