@@ -227,6 +227,56 @@ def test_a_step_without_weight_changes_nothing(pool: WorkerPool) -> None:
     assert all(map(all, pool.run(zero_weights, world_size=2)))
 
 
+def trains_more(address: RankAddress, way: str) -> tuple[str, list[float]]:
+    """What is said of steps after a layer is unfrozen or added, and the layer's values."""
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
+    model = Branches().double()
+    first, *others = model.children()
+    first.requires_grad_(way == "frozen later")
+    groups = others if way == "added" else [first, *others]
+    sgd = torch.optim.SGD([p for module in groups for p in module.parameters()], lr=0.1)
+    optimizer = weft.distributed_optimizer(sgd, join_model(model, comm))
+    first.requires_grad_(way == "added")
+    said = ""
+    try:
+        for step in range(3):
+            if step == 1 and way == "added":
+                optimizer.add_param_group({"params": first.parameters()})
+            first.requires_grad_(step > 0)
+            squares(model, *batch(2 * step + comm.rank, 3), branch=True).mean().backward()
+            optimizer.step(weight=3)  # type: ignore[call-arg]
+            optimizer.zero_grad()
+    except ConfigError as error:
+        said = str(error)
+    comm.close()
+    return said, [float(value) for value in first.weight.detach().flatten()]  # type: ignore[operator, union-attr]
+
+
+@pytest.mark.parametrize("way", ["unfrozen", "added", "frozen later"])
+def test_what_is_trained_since_is_refused_by_name(way: str, pool: WorkerPool) -> None:
+    """Each process would go its own way with it."""
+    (said, values), (other, others) = pool.run(trains_more, way, world_size=2)
+    assert said == other
+    assert values == others
+    if way == "frozen later":
+        assert not said
+    else:
+        assert said.startswith("optimizer = 'trunk.weight': expected what was trained when weft.")
+        assert "Freeze it after that call" in said
+
+
+def test_one_process_clips_all_that_is_trained_or_says_so() -> None:
+    model, _ = model_and_optimizer()
+    model.trunk.requires_grad_(False)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    join_model(model, Comm())
+    weft.distributed_optimizer(sgd, model, max_grad_norm=0.1)
+    sgd.step()
+    model.trunk.requires_grad_(True)
+    with pytest.raises(ConfigError, match=r"^optimizer = 'trunk\.weight': expected what was"):
+        sgd.step()
+
+
 def test_refusals_name_the_way_out() -> None:
     model, adamw = model_and_optimizer()
     with pytest.raises(ConfigError, match=r"expected what weft\.distributed_model returned"):

@@ -85,8 +85,9 @@ def distributed_optimizer(
             this norm. With several optimizers each clips its own.
 
     Raises:
-        ConfigError: here, the model or optimizer cannot work so; in ``step``, it has no weight, or
-            gradients were changed after ``backward``.
+        ConfigError: here, the model or optimizer cannot work so; in ``step``, it has no weight,
+            gradients were changed after ``backward``, or the optimizer updates what it did not
+            when it was wrapped.
     """
     refuse_norm(max_grad_norm)
     if any(isinstance(h, _Reduction) for h in optimizer._optimizer_step_pre_hooks.values()):
@@ -100,7 +101,7 @@ def distributed_optimizer(
     refuse_strangers(optimizer, model)
     updated = {param for group in optimizer.param_groups for param in group["params"]}
     params = {n: p for n, p in model.named_parameters() if p in updated and p.requires_grad}
-    reduction = _Reduction(membership, params, unweighted, max_grad_norm)
+    reduction = _Reduction(membership, model, params, unweighted, max_grad_norm)
     optimizer.register_step_pre_hook(reduction)
     return optimizer
 
@@ -134,12 +135,15 @@ class _Reduction:
     """Before an update: the mean gradient over all processes, in place of this one's."""
 
     _membership: _Membership
+    _model: nn.Module
     _params: dict[str, nn.Parameter]
+    """What is added up: those that were trained when the optimizer was wrapped."""
     _unweighted: Unweighted
     _max_grad_norm: float | None
 
     def __post_init__(self) -> None:
         self._seen: dict[Tensor, tuple[int, int]] = {}
+        self._known = {id(param) for param in self._params.values()}
         self._num_steps = 0
         self._num_before = self._membership.num_samples
         """Samples that the model was given up to the last step of this optimizer."""
@@ -183,7 +187,10 @@ class _Reduction:
         if weight is not None:
             key, expected = "optimizer.step(weight=)", "a finite number, 0 or more"
             weight = number_of(key, float(weight), expected)
-        if self._membership.comm.world_size > 1:
+        is_shared = self._membership.comm.world_size > 1
+        if is_shared or self._max_grad_norm is not None:
+            self._refuse_new(optimizer)
+        if is_shared:
             if args[1:] or rest.get("closure") is not None:
                 hint = "Compute the loss and call backward before step."
                 raise ConfigError("optimizer.step(closure=)", "a function", "none", hint)
@@ -193,6 +200,17 @@ class _Reduction:
             nn.utils.clip_grad_norm_(self._params.values(), self._max_grad_norm)
         self._num_before = self._membership.num_samples
         return args, rest
+
+    def _refuse_new(self, optimizer: torch.optim.Optimizer) -> None:
+        """What was unfrozen or added since would be updated by this process's gradient alone."""
+        for param in (each for group in optimizer.param_groups for each in group["params"]):
+            if param.requires_grad and id(param) not in self._known:
+                names = (name for name, each in self._model.named_parameters() if each is param)
+                name = next(names, f"a tensor of shape {list(param.shape)}")
+                expected = "what was trained when weft.distributed_optimizer was called"
+                hint = "Freeze it after that call, not before; or give what is added an optimizer "
+                hint += "of its own, wrapped too."
+                raise ConfigError("optimizer", name, expected, hint)
 
     def _compare(self, optimizer: torch.optim.Optimizer) -> None:
         """The 1st, 2nd, 4th, 8th ... step is made with the same settings on every process; the
