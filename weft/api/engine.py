@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from weft.api.alike import Kept, named, refuse_unlike_settings, refuse_unlike_values
+from weft.api.groups import Groups
 from weft.api.owned import Owned
 from weft.api.refusals import (
     facts_of,
@@ -45,15 +46,12 @@ def assemble_own(
     comm: Comm,
     optimizer: torch.optim.Optimizer,
     *,
-    trained: Mapping[str, nn.Parameter],
     exact: Mapping[str, Tensor],
     max_grad_norm: float | None,
 ) -> Assembled[TorchOptimizer]:
     """A rank with modules and an optimizer of the user's own. Collective.
 
-    Args:
-        trained: This process's parameters by name, in forward order.
-        exact: Whole values of those that were rounded to the model's precision, before that.
+    ``exact``: whole values of parameters that were rounded to the model's precision, before that.
     """
 
     def pointed(gradients: Gradients) -> TorchOptimizer:
@@ -63,7 +61,6 @@ def assemble_own(
                     main.value.copy_(exact[main.spec.name][main.box.slices()])
         if not {id(main.value) for main in gradients.mains}.issuperset(map(id, optimizer.state)):
             refuse_state(optimizer)
-        _point_at_mains(optimizer, gradients, trained.values())
         return TorchOptimizer(optimizer, gradients)
 
     return assemble(plan, source, comm, pointed, max_grad_norm=max_grad_norm)
@@ -89,6 +86,8 @@ class WovenEngine:
         self.layers = layers
         """Those that this process holds, by number; a whole model is number 0."""
         self._outside = _Outside(built.gradients, layers.values())
+        trained = ((name, param) for name, param in named(layers) if param.requires_grad)
+        self._groups = Groups(self.optimizer, built.gradients.mains, trained)
         self._names = {id(main.value): main.spec.name for main in built.gradients.mains}
         """Of what the optimizer updates."""
         self._num_batches = 0
@@ -119,8 +118,9 @@ class WovenEngine:
                 writes in each of several micro-batches or by the samples of one process. The
                 parameters are what they were.
         """
-        mine = self._take(batch)
         self._outside.take_in()
+        self._groups.take_in()
+        mine = self._take(batch)
         kept = None
         if self.last is None:
             refuse_unlike_values(named(self.layers), self._comm)
@@ -166,6 +166,7 @@ class WovenEngine:
         fp8). Like that of a module, it holds the tensors themselves. Each process saves its own.
         """
         self._outside.take_in()
+        self._groups.take_in()
         return {
             "optimizer": self.optimizer.state_dict(),
             "places": self._outside.places,
@@ -180,6 +181,7 @@ class WovenEngine:
             ConfigError: it is of another model, plan, precision or optimizer. Nothing was changed
                 then.
         """
+        self._groups.take_in()
         refuse_other_state(state, self._outside.places, self._outside.exact())
         load_state(self.optimizer, state["optimizer"])
         self._outside.restore(state["exact"])
@@ -322,27 +324,6 @@ def start_alike(model: nn.Module, comm: Comm, **settings: object) -> None:
 def in_dtype(module: nn.Module, dtype: torch.dtype) -> None:
     """Give a module's numbers a dtype; complex ones stay as they are."""
     module._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]
-
-
-def _point_at_mains(
-    optimizer: torch.optim.Optimizer, gradients: Gradients, params: Iterable[nn.Parameter]
-) -> None:
-    """Let the optimizer update what this process updates, with each parameter's settings.
-
-    That is the parameter itself, a master copy where the model has another precision, or the
-    pieces of either in this process's segments, none or several (ZeRO). ``params``: all that the
-    gradient path knows.
-    """
-    trained = {id(param) for param in params}
-    mains: dict[int, list[Tensor]] = {}
-    for main in gradients.mains:
-        mains.setdefault(id(main.param), []).append(main.value)
-    for group in optimizer.param_groups:
-        found = [mains.get(id(p), [] if id(p) in trained else [p]) for p in group["params"]]
-        if "param_names" in group:
-            pairs = zip(group["param_names"], found, strict=True)
-            group["param_names"] = [name for name, values in pairs for _ in values]
-        group["params"] = [value for values in found for value in values]
 
 
 def weighted_sum(output: Tree, _batch: Tree, /) -> Terms:

@@ -159,9 +159,7 @@ def woven(
         may_be_absent=True,
         histories=histories,
     )
-    built = assemble_own(
-        planned, source, comm, optimizer, trained=trained, exact=exact, max_grad_norm=max_grad_norm
-    )
+    built = assemble_own(planned, source, comm, optimizer, exact=exact, max_grad_norm=max_grad_norm)
 
     def cut(batch: Any) -> list[MicroBatch]:
         tensors = leaves(batch)

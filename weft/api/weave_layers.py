@@ -180,9 +180,7 @@ def build_layers(
     )
     updates = optimizer([*trained.items()] or [("nothing", torch.zeros(0))])
     refuse_optimizer(updates)
-    built = assemble_own(
-        plan, source, comm, updates, trained=trained, exact=part.exact, max_grad_norm=max_grad_norm
-    )
+    built = assemble_own(plan, source, comm, updates, exact=part.exact, max_grad_norm=max_grad_norm)
     held = {n: module for stage in part.stages.values() for n, module in stage.layers.items()}
     return WovenEngine(built, comm, partial(part.cut, built.executor), held)
 
