@@ -92,6 +92,8 @@ class WovenEngine:
         """Of what the optimizer updates."""
         self._num_batches = 0
         """That were taken, those of evaluations among them."""
+        self._unfinished = ""
+        """The call that is under way, or ended in an error."""
         self.last: StepResult | None = None
         """Loss, weight and gradient norm of the last step, over the whole job."""
 
@@ -115,9 +117,11 @@ class WovenEngine:
             ConfigError: the batch has no samples, not as many as the plan says, or weights that add
                 up to less than 0; processes have unlike batches, parameters or settings; the model
                 has trained parameters that it did not have before, or buffers that its forward
-                writes in each of several micro-batches or by the samples of one process. The
-                parameters are what they were.
+                writes in each of several micro-batches or by the samples of one process; a call
+                before ended in an error, and there are other processes. The parameters are what
+                they were.
         """
+        self._begin("step")
         self._outside.take_in()
         self._groups.take_in()
         mine = self._take(batch)
@@ -133,6 +137,7 @@ class WovenEngine:
         refuse_weight(self.last.weight)
         engine.update(factor, self.last.weight)
         self._built.gradients.fence()
+        self._unfinished = ""
         return self.last.loss
 
     def train_batch(self, batch: Any, lr: float | LRScheduler | None = None) -> Tensor:
@@ -152,10 +157,12 @@ class WovenEngine:
 
     def eval_batch(self, batch: Any) -> Tensor:
         """The mean loss of a batch, without gradients, with every module in evaluation mode."""
+        self._begin("eval_batch")
         with torch.no_grad(), _evaluating(self.layers.values()):
             totals = self._built.executor.evaluate(self._take(batch)).clone()
         self._comm.all_reduce(totals, name="evaluation totals")
         refuse_weight(totals[1])
+        self._unfinished = ""
         return torch.where(totals[1] > 0, totals[0] / totals[1], 0.0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -185,6 +192,15 @@ class WovenEngine:
         refuse_other_state(state, self._outside.places, self._outside.exact())
         load_state(self.optimizer, state["optimizer"])
         self._outside.restore(state["exact"])
+
+    def _begin(self, call: str) -> None:
+        """Raises ConfigError: the call before did not end, here, and there are other processes.
+        They may still be in it: what this one sends now they would take for a part of that."""
+        if self._unfinished and self._comm.world_size > 1:
+            expected = "calls that end on every process, or a new start"
+            hint = "Others may still wait in it. End all processes, and go on from what was saved."
+            raise ConfigError(f"engine.{self._unfinished}", "ended in an error", expected, hint)
+        self._unfinished = call
 
     def _take(self, batch: Any) -> list[MicroBatch]:
         """This process's part. The 1st, 2nd, 4th, 8th ... batch is compared with the others', and
