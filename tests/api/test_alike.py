@@ -54,6 +54,8 @@ def trains(address: RankAddress, kind: str) -> str:
             model.load_state_dict({n: v + 1e-3 for n, v in model.state_dict().items()})
         schedule = ExponentialLR(sgd, 0.25 if other == "schedule" else 0.5)
         for _ in range(4):
+            if other == "evaluation":
+                engine.eval_batch(BATCH)
             engine.train_batch(BATCH, lr=0.2 if other == "rate" else schedule)
     except ConfigError as error:
         return str(error)
@@ -71,6 +73,7 @@ def trains(address: RankAddress, kind: str) -> str:
         ("values", "model = 'weight on rank 1': expected the values that it has on rank 0"),
         ("norm", "max_grad_norm = 0.2: expected 0.1, as on rank 0"),
         ("own loop", "optimizer: momentum = '0.5 for weight on rank 1': expected 0.0, as on rank"),
+        ("evaluation", "call = 'engine.eval_batch on rank 1': expected engine.step, as on"),
         ("nothing", ""),
     ],
 )

@@ -207,7 +207,7 @@ class WovenEngine:
         with what settings it is trained on."""
         self._num_batches += 1
         if self._comm.world_size > 1 and self._num_batches.bit_count() == 1:
-            refuse_unlike_batches(leaves(batch), self._comm)
+            refuse_unlike_batches(f"engine.{self._unfinished}", leaves(batch), self._comm)
             refuse_unlike_settings(self.optimizer, self._names, self._comm)
         return self._cut(batch)
 

@@ -239,14 +239,20 @@ def facts_of(model: nn.Module) -> dict[str, object]:
     }
 
 
-def refuse_unlike_batches(tensors: Iterable[Tensor], comm: Comm) -> None:
+def refuse_unlike_batches(call: str, tensors: Iterable[Tensor], comm: Comm) -> None:
     """Each process computes some samples of one batch: of others it would be some of each.
 
-    Collective. ``tensors``: the leaves of this process's batch.
+    Collective. ``tensors``: the leaves of this process's batch. ``call``: what it is for, which is
+    the same everywhere, too.
     """
-    digests = comm.gather_json(digest_of(tensors), name="compare batches")
-    for rank, other in enumerate(digests):
-        if other != digests[0]:
+    told = comm.gather_json([call, digest_of(tensors)], name="compare batches")
+    first, digest = told[0]
+    for rank, (other_call, other) in enumerate(told):
+        if other_call != first:
+            hint = "Every process makes every call: leave out conditions on the rank around it."
+            value, expected = f"{other_call} on rank {rank}", f"{first}, as on rank 0"
+            raise ConfigError("call", value, expected, hint)
+        if other != digest:
             expected = "the whole global batch, the same on every process"
             hint = "Weft takes each process's part of it: leave out DistributedSampler and seed "
             hint += "all processes alike, or keep a loop of parts with weft.distributed_model."
