@@ -147,6 +147,8 @@ def test_states_of_other_optimizers(
 
 LAYERS = [weft.Layer(nn.Linear, 3, 2)]
 PLAN = weft.split(LAYERS, samples=4, microbatch=2, meshes=1)
+LAZY = [weft.Layer(nn.LazyLinear, 2)]
+LAZY_HINT = "expected tensors of known shapes. Call the model once"
 layered = partial(weft.weave_layers, loss=torch.sub, plan=PLAN)
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a class": (lambda: weft.weave(nn.Linear(3, 2), SGD), "optimizer = 'SGD'"),  # type: ignore[arg-type]
@@ -161,6 +163,22 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a module": (
         lambda: weft.split([nn.Linear(3, 2)], samples=4, microbatch=2),  # type: ignore[list-item]
         r"layers\[0\] = 'Linear': .*weft.Layer\(",
+    ),
+    "lazy": (
+        lambda: weft.weave(model := nn.LazyLinear(2), SGD(model.parameters(), lr=0.1)),
+        f"model.weight = 'uninitialized': {LAZY_HINT}",
+    ),
+    "lazy in a loop": (
+        lambda: weft.distributed_model(nn.Sequential(nn.LazyLinear(2))),
+        f"model.0.weight = 'uninitialized': {LAZY_HINT}",
+    ),
+    "lazy layer": (
+        lambda: layered(LAZY, partial(SGD, lr=0.1)),
+        r"layers\[0\].weight = 'uninitialized': .*Build what says its sizes",
+    ),
+    "lazy split": (
+        lambda: weft.split(LAZY, "parameters", samples=4, microbatch=2),
+        r"layers\[0\].weight = 'uninitialized'",
     ),
     "detached": (
         lambda: weft.weave(
@@ -178,3 +196,10 @@ def test_it_is_said_by_name(case: str) -> None:
     call, words = REFUSED[case]
     with pytest.raises(ConfigError, match=words):
         call()
+
+
+def test_lazy_modules_that_were_called_once() -> None:
+    model = nn.LazyLinear(2)
+    sgd = SGD(model.parameters(), lr=0.1)
+    model(BATCH[0])
+    assert weft.weave(model, sgd, loss=squares).step(BATCH) > 0

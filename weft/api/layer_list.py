@@ -11,7 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from weft.api.refusals import refuse_batch_statistics, refuse_odd_gradients, whole_number
+from weft.api.refusals import (
+    refuse_batch_statistics,
+    refuse_lazy,
+    refuse_odd_gradients,
+    whole_number,
+)
 from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError
 from weft.plan.mesh import Mesh
@@ -160,11 +165,14 @@ def _shapes_of(number: int, layer: Layer) -> nn.Module:
     """A layer on the meta device.
 
     Raises:
-        ConfigError: it cannot be built there.
+        ConfigError: it cannot be built there, or does not say its shapes.
     """
     expected = "a layer that can be built on the meta device"
     with refusing(f"layers[{number}]", layer.name, expected), torch.device("meta"):
-        return layer.build()
+        module = layer.build()
+    hint = "Build what says its sizes: each process asks for shapes before it computes."
+    refuse_lazy(f"layers[{number}]", module, hint)
+    return module
 
 
 @contextmanager

@@ -11,13 +11,14 @@ import inspect
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from math import inf
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
 from weft.comm.comm import Comm
@@ -75,10 +76,19 @@ def refuse_delayed_scales(plan: Plan) -> None:
 
 
 def refuse_unfit(model: nn.Module) -> None:
-    """A whole model must have parameters, and no engine yet."""
+    """A whole model must have parameters of known shapes, and no engine yet."""
     if next(model.parameters(), None) is None:
         raise ConfigError("model", type(model).__name__, "a module with parameters")
+    refuse_lazy("model", model, "Call the model once with samples before, then go on.")
     refuse_woven("model", model)
+
+
+def refuse_lazy(where: str, model: nn.Module, hint: str) -> None:
+    """What has no shape cannot be divided or sent. ``hint``: how it gets one."""
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(tensor):
+            expected = "tensors of known shapes"
+            raise ConfigError(f"{where}.{name}", "uninitialized", expected, hint)
 
 
 def number_of(key: str, value: Any, expected: str, *, zero: bool = True) -> float:
