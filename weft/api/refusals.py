@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError, show
-from weft.parallel.gradients import takes_gradients_of
+from weft.parallel.taking import takes_gradients_of
 from weft.plan.plan import Plan
 from weft.precision.registry import scales_delayed
 from weft.train.agreeing import unlike

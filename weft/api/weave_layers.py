@@ -339,8 +339,7 @@ def _check_weights(given: tuple[int, ...], losses: tuple[int, ...]) -> None:
 def _may_defer(module: nn.Module) -> bool:
     """Weight gradients of its linear layers can wait: nothing else computes with them."""
     every = [param for _, param in module.named_parameters(remove_duplicate=False)]
-    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
-    return len(every) == len(set(every)) and not hooked
+    return len(every) == len(set(every))
 
 
 def _probe(x: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ autograd's own gradient is used and nothing is copied.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +27,7 @@ from weft.parallel.fp8.gathered import WeightScales
 from weft.parallel.mains import FlatParams, MainParam, start_rounded, whole_main
 from weft.parallel.norms import TensorNorms
 from weft.parallel.params import Held, LocalParam, assign_owners, holders_of, reduction_groups
+from weft.parallel.taking import Take
 from weft.parallel.wholes import WholeTensors
 from weft.plan.box import Box
 from weft.precision.roles import Roles
@@ -116,7 +116,7 @@ class Gradients:
         for sums in self._sums:
             for slot in sums.slots:
                 self._slots.setdefault(slot.param, []).append((sums, slot))
-        hook = _Take(self)
+        hook = Take(self)
         self._hooks = [
             param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             for param in self._slots
@@ -356,26 +356,6 @@ class Gradients:
             oldest.finish()
 
 
-class _Take:
-    """Autograd's hook on each parameter. It does not keep its ``Gradients`` alive.
-
-    Part of the way from a parameter to its hook lies in autograd's own nodes, where Python's
-    collector cannot see it: a hook that held them would keep model, buffers and groups for ever.
-    """
-
-    def __init__(self, gradients: Gradients) -> None:
-        self._gradients = weakref.ref(gradients)
-
-    @property
-    def is_alive(self) -> bool:
-        return self._gradients() is not None
-
-    def __call__(self, param: Tensor) -> None:
-        gradients = self._gradients()
-        if gradients is not None:
-            gradients.take(param)
-
-
 def refuse_sparse(name: str, grad: Tensor) -> None:
     """Gradients are added up element by element.
 
@@ -386,12 +366,6 @@ def refuse_sparse(name: str, grad: Tensor) -> None:
         hint = "Leave sparse=True of F.embedding out: Weft adds up gradients that are dense; SGD "
         hint += "and Adam take them."
         raise ConfigError(f"gradient of {name}", "sparse", "a dense one", hint)
-
-
-def takes_gradients_of(param: nn.Parameter) -> bool:
-    """Some ``Gradients`` moves each gradient of this parameter away as it comes."""
-    hooks = param._post_accumulate_grad_hooks or {}
-    return any(isinstance(hook, _Take) and hook.is_alive for hook in hooks.values())
 
 
 def _divided(

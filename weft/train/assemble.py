@@ -301,7 +301,7 @@ def _apply(
         if eight is not None and unit.block is not None:
             unit.replace(eight.apply(unit.block))
         if work is not None and unit.may_defer and unit.block is not None:
-            unit.replace(defer_linears(unit.block, work))
+            defer_linears(unit.block, work)
         for mode in map(MODES.__getitem__, modes_of_layer(asked.recompute, number)):
             if mode.is_on and (number, mode.branch) not in absent:
                 recompute(unit, mode)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+
+from weft.parallel.plain import more_than_a_product
+from weft.parallel.taking import is_watched
 
 Job = tuple[nn.Parameter, Callable[[], Tensor]]
 """A parameter, and what makes its gradient of one backward pass."""
@@ -44,30 +46,30 @@ def _sum(makes: Sequence[Callable[[], Tensor]]) -> Tensor:
 
 
 def now_or_later(
-    work: WeightWork | None, param: nn.Parameter, make: Callable[[], Tensor] | None
+    work: WeightWork | None, param: Tensor, make: Callable[[], Tensor] | None
 ) -> Tensor | None:
-    """A gradient, None where it waits for its turn or where ``make`` is None: nobody needs it."""
-    if work is not None and work.is_deferring and make is not None:
+    """A gradient, None where it waits for its turn or where ``make`` is None: nobody needs it.
+
+    None waits whose way to a parameter somebody watches, or that is differentiated itself.
+    """
+    if work is not None and work.is_deferring and make is not None and _may_wait(param):
         work.add(param, make)
         return None
     return None if make is None else make()
 
 
-class DeferredLinear(nn.Module):
-    """Shares a linear layer's parameters and gives the same numbers."""
+def _may_wait(param: Tensor) -> TypeGuard[nn.Parameter]:
+    """It is no value that ``torch.func.functional_call`` put in the place of a parameter."""
+    is_own = isinstance(param, nn.Parameter) and param.is_leaf
+    return is_own and not is_watched(param) and not torch.is_grad_enabled()
 
-    def __init__(self, linear: nn.Linear, work: WeightWork) -> None:
-        super().__init__()
-        self.in_features = linear.in_features
-        self.out_features = linear.out_features
-        self.weight = linear.weight
-        self.bias = linear.bias
-        self._work = work
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[..., d_in]`` to ``[..., d_out]``."""
-        result: Tensor = _Linear.apply(x, self.weight, self.bias, self._work)  # type: ignore[no-untyped-call]
-        return result
+def _product(linear: nn.Linear, work: WeightWork, x: Tensor) -> Tensor:
+    """``[..., d_in]`` to ``[..., d_out]``, with the parameters that the layer has just now."""
+    if torch.is_autocast_enabled(x.device.type):
+        return F.linear(x, linear.weight, linear.bias)
+    result: Tensor = _Linear.apply(x, linear.weight, linear.bias, work)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _Linear(torch.autograd.Function):
@@ -75,26 +77,54 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, work: WeightWork
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, work: WeightWork
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.weight, ctx.bias, ctx.work = weight, bias, work
         return F.linear(x, weight, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        d_x: Tensor | None = grad @ weight if needs_x else None
-        # Views of what has a history keep it, and with it the stage's input until the work is done.
-        rows, columns = (tensor.detach().flatten(0, -2) for tensor in (grad, x))
+        d_x: Tensor | None = None
+        if needs_x:
+            d_x = _InputGrad.apply(grad, weight, ctx.work)  # type: ignore[no-untyped-call]
+        rows, columns = _rows(grad), _rows(x)
 
         weight_grad = partial(torch.mm, rows.T, columns)
         bias_grad = partial(torch.sum, rows, 0)
         d_weight = now_or_later(ctx.work, ctx.weight, weight_grad if needs_weight else None)
         d_bias = now_or_later(ctx.work, ctx.bias, bias_grad if needs_bias else None)
         return d_x, d_weight, d_bias, None
+
+
+class _InputGrad(torch.autograd.Function):
+    """``g w``, which a layer may use in its forward: the weight's gradient by it may wait too."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, weight: Tensor, work: WeightWork) -> Tensor:
+        ctx.save_for_backward(grad, weight)
+        ctx.weight, ctx.work = weight, work
+        return grad @ weight
+
+    @staticmethod
+    def backward(ctx: Any, d_x: Tensor) -> tuple[Tensor | None, ...]:
+        grad, weight = ctx.saved_tensors
+        needs_grad, needs_weight, _ = ctx.needs_input_grad
+        d_grad: Tensor | None = None
+        if needs_grad:
+            d_grad = _Linear.apply(d_x, weight, None, ctx.work)  # type: ignore[no-untyped-call]
+        weight_grad = partial(torch.mm, _rows(grad).T, _rows(d_x))
+        d_weight = now_or_later(ctx.work, ctx.weight, weight_grad if needs_weight else None)
+        return d_grad, d_weight, None
+
+
+def _rows(x: Tensor) -> Tensor:
+    """``[..., d]`` to ``[rows, d]``. Views of what has a history keep it, and with it the stage's
+    input until the work is done: only where that is differentiated again they may."""
+    rows = x[None] if x.dim() == 1 else x.flatten(0, -2)
+    return rows if torch.is_grad_enabled() else rows.detach()
 
 
 @runtime_checkable
@@ -105,16 +135,16 @@ class Deferring(Protocol):
         """Give them to ``work`` from now on, while that is deferring."""
 
 
-def defer_linears(module: nn.Module, work: WeightWork) -> nn.Module:
-    """Replace linear layers in ``module`` by ones whose weight gradients can wait. Returns it.
+def defer_linears(module: nn.Module, work: WeightWork) -> None:
+    """Let the weight gradients of linear layers in ``module``, or of the one that it is, wait.
 
-    A module that is itself a linear layer is left alone, and its replacement returned.
+    They stay the objects that they are. One that does more than a product is left alone.
     """
     if isinstance(module, Deferring):
         module.defer(work)
-        return module
-    if type(module) is nn.Linear:  # a subclass may compute something else
-        return DeferredLinear(module, work)
-    for name, child in module.named_children():
-        module.register_module(name, defer_linears(child, work))
-    return module
+    elif type(module) is nn.Linear:  # a subclass may compute something else
+        if not more_than_a_product(module):
+            module.forward = partial(_product, module, work)  # type: ignore[method-assign]
+    else:
+        for child in module.children():
+            defer_linears(child, work)

@@ -348,6 +348,7 @@ class Executor:
         with self.buffers.unchanged(counts=False):  # recomputing adds again
             self._differentiate(kept, action)
         if self._work is not None:
+            self._work.is_deferring = False
             self._weight_jobs[key] = self._work.take()
         if kept.given and all(tensor.grad is None for tensor in kept.given.values()):
             expected = "gradients of what it takes"
