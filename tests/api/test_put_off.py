@@ -157,6 +157,11 @@ def test_a_second_derivative_that_is_computed_again() -> None:
     assert losses(case, "zb-h1", **again) == pytest.approx(losses(case, "1f1b"), rel=1e-5)
 
 
+def test_other_values_in_eight_bits() -> None:
+    case, eight = "other values", {"precision": "fp8"}
+    assert losses(case, "zb-h1", **eight) == pytest.approx(losses(case, "1f1b", **eight), rel=1e-5)
+
+
 def test_a_copy_of_a_layer_computes_with_its_own_weights() -> None:
     engine = engine_of("plain", "zb-h1")
     copied = copy.deepcopy(engine.layers[1])

@@ -117,6 +117,14 @@ def test_fp8_multiplies_in_eight_bits() -> None:
         weft.weave(*model_and_optimizer(), loss=squares, precision="fp8")
 
 
+def test_fp8_says_which_layer_is_more_than_a_product() -> None:
+    model = nn.Sequential(nn.Linear(3, 16), nn.Linear(16, 2))
+    model[1].forward = torch.abs
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"^precision = '1, with a forward of its own': expected"):
+        weft.weave(model, sgd, loss=squares, precision="fp8")
+
+
 def test_a_device_without_units_for_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused as in a configuration, unless it is asked for by name."""
     x, y = torch.randn(8, 3).bfloat16(), torch.randn(8, 2).bfloat16()

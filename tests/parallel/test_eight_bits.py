@@ -270,21 +270,51 @@ def test_a_layer_that_is_gone_is_not_taken_for_one_that_comes_where_it_was() -> 
         assert [*model(torch.randn(4)).shape] == [width]
 
 
-def test_layers_that_are_more_than_a_product() -> None:
-    """One under two names is replaced in both; one with hooks or a computed weight is refused."""
+def test_layers_that_are_replaced() -> None:
+    """One under two names is replaced in both, by one that has all that it had."""
     eight = eight_bits()
     shared = nn.Linear(4, 4)
+    shared.register_buffer("mask", torch.ones(4))
+    vars(shared)["scale"] = 3.0
     model = eight.apply(nn.Sequential(shared, nn.ReLU(), shared))
     assert isinstance(model, nn.Sequential) and model[0] is model[2]
     assert type(model[0]) is ScaledLinear and model[0].weight is shared.weight
+    assert isinstance(model[0], nn.Linear) and model[0].scale == 3.0
+    model.double()
+    assert model[0].mask is shared.mask and shared.mask.dtype == torch.float64
+    model.float()
     assert [*model(torch.randn(4)).shape] == [4], "features alone, as a linear layer takes them"
-    hooked, computed = nn.Linear(4, 4), nn.Linear(4, 4)
-    hooked.register_forward_hook(lambda *_: None)
-    del computed.weight
-    computed.weight = torch.zeros(4, 4)  # type: ignore[assignment]
-    for layer_ in (hooked, computed):
-        with pytest.raises(ConfigError, match="no hooks with fp8"):
-            eight.apply(nn.Sequential(layer_))
+
+
+def computed(linear: nn.Linear) -> None:
+    del linear.weight
+    linear.weight = torch.zeros(4, 4)  # type: ignore[assignment]
+
+
+def patched(linear: nn.Linear) -> None:
+    linear.forward = torch.abs  # type: ignore[assignment, method-assign]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda linear: linear.register_forward_hook(print), "hooks"),
+        (lambda linear: linear.register_forward_pre_hook(print), "hooks"),
+        (lambda linear: linear.register_full_backward_hook(print), "hooks"),
+        (lambda linear: linear.register_full_backward_pre_hook(print), "hooks"),
+        (lambda linear: linear.register_state_dict_pre_hook(print), "hooks"),
+        (patched, "a forward of its own"),
+        (computed, "a weight or a bias that is computed"),
+    ],
+)
+def test_layers_that_are_more_than_a_product(
+    change: Callable[[nn.Linear], object], words: str
+) -> None:
+    """What they do besides would be passed over in silence."""
+    linear = nn.Linear(4, 4)
+    change(linear)
+    with pytest.raises(ConfigError, match=f"precision = 'Linear.*, with {words}': .* with fp8"):
+        eight_bits().apply(nn.Sequential(linear))
 
 
 def test_sizes_that_tensor_cores_do_not_take() -> None:

@@ -17,6 +17,7 @@ from weft.parallel.fp8.history import Histories
 from weft.parallel.fp8.linear import Factors, ScaledLinear
 from weft.parallel.fp8.repeated import repeated
 from weft.parallel.params import Held, LocalParam
+from weft.parallel.plain import more_than_a_product
 from weft.parallel.runtime import AxisGroup
 from weft.plan.layout import Dim
 from weft.plan.plan import RankPlan
@@ -76,12 +77,12 @@ class EightBits:
         module that is itself a linear layer is left alone, and its replacement returned.
 
         Raises:
-            ConfigError: a layer has hooks, or a weight that is computed.
+            ConfigError: a layer has hooks, a forward of its own, or a weight that is computed.
         """
         if id(module) in self._made:
             return self._made[id(module)][1]
         if type(module) is nn.Linear and self._is_asked(module):  # subclasses may do more than that
-            _refuse_more_than_a_product(module)
+            _refuse_more_than_a_product(module, self._names.get(id(module.weight)))
             made = ScaledLinear(module, self._factors(module))
             self._made |= {id(each): (each, made) for each in (module, made)}
             return made
@@ -138,9 +139,9 @@ def eight_bits(
     )
 
 
-def _refuse_more_than_a_product(linear: nn.Linear) -> None:
-    hooks = (linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks)
-    if any(hooks) or "weight" not in linear._parameters:
-        hint = "A layer whose class is a subclass of nn.Linear is left alone, and keeps its own."
-        expected = "linear layers with a weight of their own and no hooks with fp8"
-        raise ConfigError("precision", str(linear), expected, hint)
+def _refuse_more_than_a_product(linear: nn.Linear, name: str | None) -> None:
+    if more := more_than_a_product(linear):
+        value = f"{name.removesuffix('.weight') if name else linear}, with {more}"
+        hint = "Make it a subclass of nn.Linear: that is left alone, and keeps its own."
+        expected = "linear layers that are no more than a product with fp8"
+        raise ConfigError("precision", value, expected, hint)

@@ -132,15 +132,11 @@ def _of_all(groups: Sequence[AxisGroup], largest: Tensor) -> Tensor:
     return found
 
 
-class ScaledLinear(nn.Module):
-    """Shares a linear layer's parameters, and multiplies in eight bits."""
+class ScaledLinear(nn.Linear):
+    """Shares all that a linear layer has, and multiplies in eight bits."""
 
     def __init__(self, linear: nn.Linear, factors: Factors) -> None:
-        super().__init__()
-        self.in_features = linear.in_features
-        self.out_features = linear.out_features
-        self.weight = linear.weight
-        self.bias = linear.bias
+        vars(self).update(vars(linear))
         self._factors = factors
         self._traced = replace(factors, fused=False)
         self._work: WeightWork | None = None
