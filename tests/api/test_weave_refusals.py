@@ -180,11 +180,38 @@ class Averaging(nn.Module):
         return x - self.mean
 
 
+class Counting(nn.Module):
+    """Divides by a count of its calls, which it makes anew or adds to."""
+
+    calls: Tensor
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self._kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._kind == "counts anew":
+            self.calls = self.calls + 1
+        elif self._kind == "counts":
+            self.calls += 1
+        else:
+            self.register_buffer("made", torch.ones(x.shape[1:]), persistent=False)
+            self.calls = self.calls.clone()
+        return x / (1 + self.calls.detach().clone())
+
+
+def first_layer(kind: str) -> nn.Module:
+    if kind == "averages":
+        return Averaging()
+    return Counting(kind) if kind.startswith("counts") or kind == "makes" else nn.Identity()
+
+
 def step_by_rank(address: RankAddress, kind: str, in_turn: bool) -> tuple[str, list[float]]:
     """What is said of a model's first step on two processes, and its weight afterwards."""
     torch.manual_seed(0)
     linear = nn.Linear(3, 2)
-    model = nn.Sequential(Averaging() if kind == "averages" else nn.Identity(), linear)
+    model = nn.Sequential(first_layer(kind), linear)
     if kind == "spectral norm":
         nn.utils.parametrizations.spectral_norm(linear)
     before = [param.detach().clone() for param in model.parameters()]
@@ -209,6 +236,10 @@ def step_by_rank(address: RankAddress, kind: str, in_turn: bool) -> tuple[str, l
         ("averages", True, "0.mean"),
         ("spectral norm", False, ""),
         ("spectral norm", True, r"1\.parametrizations\.weight\.0\._[uv]"),
+        ("counts", False, ""),
+        ("counts", True, r"0\.calls"),
+        ("counts anew", True, r"0\.calls"),
+        ("makes", True, ""),
         ("nothing", True, ""),
     ],
 )
@@ -237,6 +268,28 @@ def test_what_forward_keeps_is_free_where_nothing_is_split() -> None:
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     weft.weave(model, sgd, loss=total).step(torch.ones(4, 3))
     assert model[0].mean.tolist() == pytest.approx([0.1] * 3)
+
+
+@pytest.mark.parametrize("kind", ["counts", "counts anew"])
+@pytest.mark.parametrize(
+    ("settings", "is_odd"),
+    [({}, False), ({"passes": 2}, True), ({"recompute": "full"}, True), ({"microbatch": 2}, True)],
+    ids=str,
+)
+def test_layers_that_are_computed_again_keep_nothing(
+    kind: str, settings: dict[str, Any], is_odd: bool
+) -> None:
+    layers = [weft.Layer(nn.Linear, 3, 3), weft.Layer(Counting, kind), weft.Layer(nn.Linear, 3, 2)]
+    plan = weft.split(layers, samples=4, meshes=1, **{"microbatch": 4, **settings})
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    engine = build_layers(layers, sgd, Comm(), loss=lambda x, _: x.square(), plan=plan)
+    batch = torch.ones(4, 3), torch.zeros(4)
+    engine.eval_batch(batch)
+    if is_odd:
+        with pytest.raises(ConfigError, match=r"forward writes its buffer layers\.1\.calls'"):
+            engine.step(batch)
+    else:
+        engine.step(batch)
 
 
 def sparse_model() -> nn.Module:

@@ -73,36 +73,54 @@ def refuse_unlike_settings(
 class Kept:
     """The buffers of some modules, by name, as they are when it is made.
 
-    What a forward writes to them, such as the vectors of a spectral norm or averages of samples,
-    may depend on how often a step calls it, and with which samples.
+    What a forward writes to them, such as the vectors of a spectral norm, averages of samples or
+    counts, may depend on how often a step calls it, and with which samples.
     """
 
-    def __init__(self, layers: Mapping[int, nn.Module]) -> None:
-        self._versions = {
-            name: (buffer, buffer._version)
-            for name, buffer in named(layers, nn.Module.named_buffers)
-            if buffer.is_floating_point() or buffer.is_complex()
+    def __init__(self, layers: Mapping[int, nn.Module], computed: Mapping[int, int]) -> None:
+        """``computed``: how often each of them was, by now."""
+        self._layers, self._computed = layers, computed
+        self._counts = dict(computed)
+        self._before = {
+            number: {name: (buffer, buffer._version) for name, buffer in _buffers(number, module)}
+            for number, module in layers.items()
         }
 
-    def refuse_odd(self, comm: Comm, microbatches: int) -> None:
-        """Of a step since then, whose part here were so many microbatches. Collective.
+    def refuse_odd(self, comm: Comm) -> None:
+        """Of a step since then. Collective.
 
         Raises:
-            ConfigError: forward wrote to a buffer, in one of several microbatches or not the same
-                on all processes that have it.
+            ConfigError: forward wrote to a buffer, when it was computed several times or not the
+                same on all processes that have it.
         """
         held = {
-            name: [digest_of([buffer]) if buffer._version != version else "", microbatches]
-            for name, (buffer, version) in self._versions.items()
+            name: [self._written(number, name, buffer), self._times(number)]
+            for number, module in self._layers.items()
+            for name, buffer in _buffers(number, module)
         }
         for name, ranks in _by_name(comm, held, "compare buffers").items():
             found = {digest for digest, _ in ranks.values()}
             once = len(found) == 1 and max(many for _, many in ranks.values()) == 1
             if found != {""} and not once:
-                hint = "What it holds would depend on the split. Keep it outside of the model, or "
-                hint += "let no step change it (module.eval())."
+                hint = "What it holds would depend on the split, on passes and on recomputing. "
+                hint += "Keep it outside of the model, or let no step change it (module.eval())."
                 expected = "one that it does not write, or writes alike: once a step everywhere"
                 raise ConfigError("model", f"forward writes its buffer {name}", expected, hint)
+
+    def _times(self, number: int) -> int:
+        return self._computed.get(number, 0) - self._counts.get(number, 0)
+
+    def _written(self, number: int, name: str, buffer: Tensor) -> str:
+        """Its digest; "" where it is as it was, or of another shape: made for a batch's."""
+        before, version = self._before[number].get(name, (buffer, buffer._version))
+        if buffer is before:
+            return "" if buffer._version == version else digest_of([buffer])
+        old, new = digest_of([before]), digest_of([buffer])
+        return "" if before.shape != buffer.shape or old == new else new
+
+
+def _buffers(number: int, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return named({number: module}, nn.Module.named_buffers)
 
 
 def named(

@@ -79,12 +79,15 @@ class WovenEngine:
         comm: Comm,
         cut: Callable[[Any], list[MicroBatch]],
         layers: Mapping[int, nn.Module],
+        computed: Mapping[int, int],
     ) -> None:
+        """``computed``: how often each of the layers was, by now."""
         self._built = built
         self._comm = comm
         self._cut = cut
         self.layers = layers
         """Those that this process holds, by number; a whole model is number 0."""
+        self._computed = computed
         self._outside = _Outside(built.gradients, layers.values())
         trained = ((name, param) for name, param in named(layers) if param.requires_grad)
         self._groups = Groups(self.optimizer, built.gradients.mains, trained)
@@ -117,9 +120,9 @@ class WovenEngine:
             ConfigError: the batch has no samples, not as many as the plan says, or weights that add
                 up to less than 0; processes have unlike batches, parameters or settings; the model
                 has trained parameters that it did not have before, or buffers that its forward
-                writes in each of several micro-batches or by the samples of one process; a call
-                before ended in an error, and there are other processes. The parameters are what
-                they were.
+                writes several times a step (micro-batches, passes, recomputing) or by the samples
+                of one process; a call before ended in an error, and there are other processes. The
+                parameters are what they were.
         """
         self._begin("step")
         self._outside.take_in()
@@ -128,11 +131,11 @@ class WovenEngine:
         kept = None
         if self.last is None:
             refuse_unlike_values(named(self.layers), self._comm)
-            kept = Kept(self.layers)
+            kept = Kept(self.layers, self._computed)
         engine = self._built.engine
         result, factor = engine.backward(mine)
         if kept is not None:
-            kept.refuse_odd(self._comm, len(mine))
+            kept.refuse_odd(self._comm)
         self.last = result
         refuse_weight(self.last.weight)
         engine.update(factor, self.last.weight)

@@ -170,7 +170,7 @@ def woven(
             parts = plan.rank_plan(comm.rank).microbatches()
         return whole.cut(batch, tensors, parts)
 
-    result = WovenEngine(built, comm, cut, {0: model})
+    result = WovenEngine(built, comm, cut, {0: model}, whole.computed)
     own(model, result)
     return result
 
@@ -283,6 +283,8 @@ class _Whole:
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         self.module = model
         self.units: dict[UnitName, Unit] = {WHOLE: Unit(partial(loss, model))}
+        self.computed = {0: 0}
+        """How often it was, as a layer of this number."""
         self._nesting: Any = None
         """A batch without samples, of the form in which they come."""
 
@@ -297,6 +299,7 @@ class _Whole:
     def compute(self, inputs: Tree, _context: Context, /) -> Output:
         """Losses, and weights where the user gives any."""
         tensors = iter(inputs.values())
+        self.computed[0] += 1
         result = self.units[WHOLE](mapped(self._nesting, lambda _: next(tensors)))
         losses, weights = losses_and_weights(result)
         return Output(
