@@ -113,6 +113,28 @@ class Twice(nn.Module):
         return x, x
 
 
+class Looks(nn.Module):
+    """Does what a value says, or looks for what is not there."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self._at = at
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._at == "a value":
+            return x if x.abs().max() > 0 else -x
+        if self._at == "the samples":
+            assert len(x) == SAMPLES
+        if self._at == "a key":
+            return {"x": x}["y"]
+        if self._at == "an attribute":
+            return x.there_is_none  # type: ignore[attr-defined, no-any-return]
+        return x * FACTORS
+
+
+FACTORS = torch.linspace(1, 2, 4)
+"""Not on the device of what layers are given."""
+OTHERWISE = r".*with 2 samples on the meta device, .*\(x\.device\), and let no value decide"
 REFUSED_LISTS = {
     "a layer that does not fit": (
         [Layer(nn.Linear, 4, 8), Layer(nn.Linear, 4, 2)],
@@ -124,6 +146,11 @@ REFUSED_LISTS = {
     ),
     "batch statistics": ([Layer(norm, 4)], r"layers\[0\] = 'BatchNorm1d': .* Use GroupNorm"),
     "values while building": ([Layer(Reads)], r"layers\[0\] = 'Reads': .* the meta device"),
+    "a value": ([Layer(Looks, "a value")], rf"layers\[0\] = 'Looks': .*{OTHERWISE}"),
+    "samples": ([Layer(Looks, "the samples")], rf"(?s) AssertionError{OTHERWISE}"),
+    "a key": ([Layer(Looks, "a key")], r"layers\[0\] = 'Looks': .* KeyError: 'y'$"),
+    "an attribute": ([Layer(Looks, "an attribute")], r"'Looks': .* AttributeError: .*there_is"),
+    "elsewhere": ([Layer(Looks, "factors")], rf"'Looks': .* RuntimeError: .*{OTHERWISE}"),
     "two results": ([Layer(Twice)], r"layers\[0\] = 'tuple': expected a layer that gives one"),
     "integers over a border": ([Layer(Rounds), LAYERS[0]], r"samples first, where a stage ends"),
 }
@@ -135,6 +162,42 @@ def test_a_list_that_cannot_work_is_refused(name: str) -> None:
     stages = {"schedule": "zb-v"} if len(layers) > 1 else {}
     with pytest.raises(ConfigError, match=problem):
         built(layers, **stages).train_batch(batch())
+
+
+class Mixes(nn.Module):
+    """Makes what it needs where PyTorch makes all, and reads some of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.ones(x.shape[1], x.shape[1]).tril()
+        return x @ (mask / mask.sum(1, keepdim=True)).T
+
+
+class ReadsOwn(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.ones(3).sum().item()
+
+
+def test_what_forward_makes_itself_may_be_anywhere() -> None:
+    """As on one process: a mask, class weights, a number that is computed."""
+    layers = [LAYERS[0], Layer(Mixes), Layer(ReadsOwn), LAYERS[3]]
+
+    def weighted(output: Tensor, targets: Tensor) -> Tensor:
+        return squares(output, targets) * torch.tensor([1.0, 3.0])
+
+    x, y = batch()
+    engine = built(layers, weighted)
+    with torch.no_grad():
+        result = x
+        for layer in engine.layers.values():
+            result = layer(result)
+    expected = float(weighted(result, y).mean())
+    assert float(engine.step((x, y))) == pytest.approx(expected, rel=1e-5)
+
+
+def test_class_weights_from_elsewhere_are_told_the_way() -> None:
+    weights = torch.tensor([1.0, 3.0])
+    with pytest.raises(ConfigError, match=rf"^loss = .*{OTHERWISE}"):
+        built(loss=lambda output, targets: squares(output, targets) * weights).step(batch())
 
 
 def test_a_plan_that_cuts_layers_is_refused() -> None:

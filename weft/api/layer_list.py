@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from math import prod
 from typing import Any, Literal
 
@@ -30,12 +31,16 @@ Forward = Callable[[Any, Tensor], Tensor]
 ElementLoss = Callable[[Tensor, Tensor], Tensor]
 """(output of the last layer, targets) -> losses, not reduced."""
 
-CANNOT = (RuntimeError, TypeError, ValueError, IndexError)
+CANNOT = (RuntimeError, TypeError, ValueError, LookupError, AssertionError, AttributeError)
 """What modules raise for tensors they do not take, or that have no values."""
 SETTINGS = tuple(each.name for each in fields(StagePlan) if each.name not in ("mesh", "layers"))
 """What ``split`` takes for every stage."""
 PROBE = 2
 """Samples of the batch that finds shapes."""
+WAY_OUT = (
+    f"Shapes are found with {PROBE} samples on the meta device, which has no values: make other "
+    "tensors on the device of what it takes (x.device), and let no value decide what is computed."
+)
 
 
 class Layer:
@@ -138,8 +143,8 @@ class Skeleton:
             x = found[-1] if found else inputs
             version = x._version
             expected = f"a layer that takes {in_words(x)}"
-            with refusing(f"layers[{number}]", layer.name, expected), torch.no_grad():
-                result = layer.call(module, x)
+            with refusing(f"layers[{number}]", layer.name, expected, WAY_OUT):
+                result = on_meta(partial(layer.call, module, x))
             if not isinstance(result, Tensor):
                 expected = "a layer that gives one tensor"
                 raise ConfigError(f"layers[{number}]", type(result).__name__, expected)
@@ -176,12 +181,30 @@ def _shapes_of(number: int, layer: Layer) -> nn.Module:
 
 
 @contextmanager
-def refusing(key: str, value: str, expected: str) -> Iterator[None]:
-    """Say which module or loss of the user's it was that raised one of ``CANNOT``."""
+def refusing(key: str, value: str, expected: str, way_out: str = "") -> Iterator[None]:
+    """Say which module or loss of the user's it was that raised one of ``CANNOT``, and the way out
+    where it is not one of shapes."""
     try:
         yield
     except CANNOT as error:
-        raise ConfigError(key, value, expected, f"{type(error).__name__}: {error}") from error
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        if way_out and ("meta" in str(error).lower() or isinstance(error, AssertionError)):
+            said += f"{'' if said.endswith(('.', '!')) else '.'} {way_out}"
+        raise ConfigError(key, value, expected, said) from error
+
+
+@torch.no_grad()
+def on_meta(call: Callable[[], Tensor]) -> Tensor:
+    """What a call gives for tensors of the meta device; if need be, with what it makes itself there
+    too, as it would be beside its input on a device that is the default one."""
+    try:
+        return call()
+    except CANNOT as error:
+        try:
+            with torch.device("meta"):
+                return call()
+        except CANNOT:
+            raise error from None
 
 
 def in_words(x: Tensor) -> str:

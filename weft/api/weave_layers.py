@@ -23,10 +23,12 @@ from weft.api.engine import (
 )
 from weft.api.layer_list import (
     PROBE,
+    WAY_OUT,
     ElementLoss,
     Layer,
     Skeleton,
     in_words,
+    on_meta,
     refuse_modules,
     refusing,
 )
@@ -369,8 +371,8 @@ def _border(outputs: Sequence[Tensor], number: int) -> Border:
 
 def _losses_a_sample(loss: ElementLoss, output: Tensor, targets: Tensor) -> tuple[int, ...]:
     expected = f"a loss that takes {in_words(output)} and {in_words(targets)}"
-    with refusing("loss", str(loss), expected), torch.no_grad():
-        losses = loss(output, targets)
+    with refusing("loss", str(loss), expected, WAY_OUT):
+        losses = on_meta(partial(loss, output, targets))
     if losses.ndim == 0 or losses.numel() % PROBE:
         hint = 'Pass reduction="none": Weft takes the mean over the whole job.'
         expected = "losses that are not reduced"
