@@ -80,6 +80,7 @@ class Case:
         """With which the search looks for the same."""
         usual = Options(
             effort=WITHOUT_LIMIT,
+            few_parts=1,
             tiers=(self.tier,),
             param_tiers=(self.param_tier,),
             schedules=self.schedules,

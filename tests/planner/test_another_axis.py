@@ -210,8 +210,11 @@ def test_parts_are_fewer_where_chips_have_more_samples(
     chips: int, samples: int, parts: int
 ) -> None:
     workload = Workload(spec=SIZES["llama3.2-1b"], seq_len=2048, samples=samples)
-    problem = Problem(workload, ClusterView((pool(H100, 80, chips, 1, gbit=400),)))
+    cards = pool(H100, 80, chips, 1, gbit=400)
+    problem = Problem(workload, ClusterView((cards,)))
     assert problem.token_parts == parts
+    cores = replace(cards, chip=replace(cards.chip, vendor="CPU"))
+    assert problem.on(ClusterView((cores,))).token_parts == 1
 
 
 @pytest.mark.parametrize(("samples", "outside"), [(128, True), (127, False)])

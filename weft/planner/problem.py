@@ -81,6 +81,8 @@ class Options:
     divides_tokens: bool = False
     """Tokens of each sample may be divided too; without it that is tried where attention between
     them is most of the operations, or nothing fits."""
+    few_parts: int = FEW_PARTS
+    """Without it: parts at most of each sample's tokens where there are samples for all chips."""
     zero: tuple[ZeroLevel, ...] = (0, 1, 2, 3)
     tiers: tuple[Tier, ...] = ("device",)
     """Where what only updates need may be kept: the first with which something fits."""
@@ -187,7 +189,9 @@ class Problem:
             return work.seq_len
         if chips > MOST_DIVIDING:
             return 1
-        few = FEW_PARTS if chips < MANY_DIVIDING else FEW_PARTS // 2
+        few = self.options.few_parts if chips < MANY_DIVIDING else self.options.few_parts // 2
+        if any(pool.chip.device == HOST for pool in self.cluster.pools):
+            few = 1  # what is sent takes the time of who computes
         return max(-(-chips // work.samples), min(few, -(-few * chips // work.samples)))
 
     def on(self, cluster: ClusterView) -> Problem:
