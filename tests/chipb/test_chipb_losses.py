@@ -52,6 +52,14 @@ class Case(NamedTuple):
         fast = device == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         return fast and self.dtype == "bf16"
 
+    def is_told(self, device: str, many: float) -> bool:
+        """Exactly but for little things, and for at most a copy of what a product reads."""
+        expected = self.told(device)
+        if not self.has_room_of_its_own(device):
+            return many == pytest.approx(expected, rel=0.03)
+        copies = 2 * self.d_model * (self.tokens + self.rows)
+        return 0.97 * expected < many < 1.06 * expected + copies
+
     def told(self, device: str) -> float:
         work = self.work(device)
         kept = work.wide * self.tokens * self.rows * (self.kind == "part")  # for backward
@@ -132,11 +140,10 @@ def test_as_the_model_has_it(
 ) -> None:
     monkeypatch.setattr("weft.cost.activations.CHUNK_ELSEWHERE", CHUNK)
     (found,) = chips.run(with_chips, most, device, CASES, world_size=1)
-    told = [case.told(device) for case in CASES]
     wrong = [
-        (case, many / expected)
-        for case, many, expected in zip(CASES, found, told, strict=True)
-        if many != pytest.approx(expected, rel=0.06 if case.has_room_of_its_own(device) else 0.03)
+        (case, many / case.told(device))
+        for case, many in zip(CASES, found, strict=True)
+        if not case.is_told(device, many)
     ]
     assert not wrong, "\n".join(map(str, wrong))
 
