@@ -13,21 +13,12 @@ from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.planner.problem import Problem
 from weft.planner.search import Candidate, Found, Watch
-from weft.planner.some_nodes import SomeNodes, some_nodes
+from weft.planner.some_nodes import ByCost, some_nodes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cheapest:
+class Cheapest(ByCost):
     """Nodes that were chosen, and what a step on them costs."""
-
-    chosen: SomeNodes
-    tokens: int
-    """Of a step."""
-
-    @property
-    def cluster(self) -> ClusterView:
-        """The nodes that were taken."""
-        return self.chosen.cluster
 
     def sentences(self) -> Iterator[str]:
         """For people."""

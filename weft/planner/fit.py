@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import ceil, inf
 
 from weft.cluster.cluster import HOST, Chip
@@ -125,7 +126,7 @@ def _without_host(stage: StagePlan) -> StagePlan:
 
 def smallest_change(plan: Plan, problem: Problem) -> str:
     """What would make a plan fit, as an order; each is tried, and the first that does is named."""
-    for words, changed in (*changes(plan), *_elsewhere(plan, problem)):
+    for words, changed in chain(changes(plan), _elsewhere(plan, problem)):
         if changed != plan and not shortages(changed, problem):
             return f"{words}."
     worst = shortages(plan, problem)[0]

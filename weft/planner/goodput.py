@@ -14,7 +14,7 @@ from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.planner.problem import Problem
 from weft.planner.search import Candidate, Found, Watch
-from weft.planner.some_nodes import SomeNodes, some_nodes
+from weft.planner.some_nodes import ByCost, some_nodes
 
 USUAL_HOURS = 50_000.0
 """Of a chip with its part of the node until it fails, where a pool does not say: 16,384 H100 had
@@ -66,18 +66,10 @@ class Failures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MostTrained:
+class MostTrained(ByCost):
     """Nodes on which most is trained, and how."""
 
-    chosen: SomeNodes
     failures: Failures
-    tokens: int
-    """Of a step."""
-
-    @property
-    def cluster(self) -> ClusterView:
-        """The nodes that were taken."""
-        return self.chosen.cluster
 
     @property
     def step_s(self) -> float:

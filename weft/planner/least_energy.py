@@ -22,21 +22,12 @@ from weft.planner.search import Candidate, Found, Watch
 from weft.planner.search.choice import num_ranks
 from weft.planner.search.costs import KnownCosts
 from weft.planner.search.reached import Kinds
-from weft.planner.some_nodes import SomeNodes, some_nodes
+from weft.planner.some_nodes import ByCost, some_nodes
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeastEnergy:
+class LeastEnergy(ByCost):
     """Nodes that were chosen, and what a step on them takes."""
-
-    chosen: SomeNodes
-    tokens: int
-    """Of a step."""
-
-    @property
-    def cluster(self) -> ClusterView:
-        """The nodes that were taken."""
-        return self.chosen.cluster
 
     def sentences(self) -> Iterator[str]:
         """For people."""

@@ -75,6 +75,20 @@ class SomeNodes:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class ByCost:
+    """What there is to say of nodes that were chosen, whatever the cost is."""
+
+    chosen: SomeNodes
+    tokens: int
+    """Of a step."""
+
+    @property
+    def cluster(self) -> ClusterView:
+        """The nodes that were taken."""
+        return self.chosen.cluster
+
+
 def some_nodes(
     problem: Problem, cost: Cost, within_s: float = inf, *, watch: Watch | None = None
 ) -> SomeNodes:
