@@ -251,8 +251,10 @@ def alike_as_one(cluster: ClusterView) -> ClusterView:
     changes."""
     found: list[ChipPool] = []
     for pool in cluster.pools:
-        one = _as_one(found[-1], pool) if found else None
-        found[len(found) - (one is not None) :] = [one or pool]
+        if found and (one := _as_one(found[-1], pool)):
+            found[-1] = one
+        else:
+            found.append(pool)
     return ClusterView(tuple(found))
 
 
