@@ -88,8 +88,10 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         d_x: Tensor | None = None
-        if needs_x:
+        if needs_x and torch.is_grad_enabled():  # to be differentiated again
             d_x = _InputGrad.apply(grad, weight, ctx.work)  # type: ignore[no-untyped-call]
+        elif needs_x:
+            d_x = grad @ weight
         rows, columns = _rows(grad), _rows(x)
 
         weight_grad = partial(torch.mm, rows.T, columns)
