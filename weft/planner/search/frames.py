@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from weft.cost.work import share
 from weft.plan.plan import ScheduleName
 from weft.planner.search.choice import (
-    FEW_CHIPS,
     SAMPLES,
     Section,
     inner_of,
@@ -111,8 +110,6 @@ class Space:
         self.meshes, self.costs, self.options = meshes, meshes.costs, meshes.costs.options
         self.num_layers, self.samples, self.fewest = meshes.costs.num_layers, samples, fewest
         self.crossings = Crossings(meshes.costs)
-        chips = sum(pool.num_chips for pool in meshes.costs.pools)
-        self.few = chips <= FEW_CHIPS
         self.unmade: Counter[ReasonKind] = Counter()
         """Combinations of sections of which no frame was made, by why; see ``UNMADE``."""
         self.rates: Callable[[int, int, int], list[Rate]] = cache(self._rates)
@@ -141,12 +138,12 @@ class Space:
                 micro = ways * b
                 if micro > self.samples:
                     continue
-                section = placed._replace(recompute=recompute)
                 unit = self.meshes.unit(pool, inner, recompute, b)
-                least_s = max(self._alone_s(unit, section), micro * carried_s)
+                least_s = max(self._alone_s(unit, placed), micro * carried_s)
                 if least_s >= micro * per_sample_s:
                     self.unmade["bound"] += 1
                     continue
+                section = placed._replace(recompute=recompute)
                 if why := self._unmade(section, b, micro):
                     self.unmade[why] += 1
                     continue
@@ -196,7 +193,7 @@ class Space:
         """Pipelines through several kinds, of which the bound is below ``per_sample_s``."""
         from weft.planner.search.combined import Wanted, combined
 
-        keep = round((MOST_COMBINATIONS * (MORE if self.few else 1)) ** (1 / len(pools)))
+        keep = round((MOST_COMBINATIONS * (MORE if self.meshes.few else 1)) ** (1 / len(pools)))
         most_meshes = min(self.num_layers + 2, self.options.max_stages or self.num_layers + 2)
         wanted = Wanted(self.num_layers, self.samples, most_meshes, per_sample_s)
         found: list[Combined] = []
@@ -225,7 +222,7 @@ class Space:
             return
         about_s = np.concatenate([each.about_s for each in found])
         deep = np.concatenate([each.num_meshes for each in found])
-        for place in in_order(about_s, deep, shallow_first=not self.few)[:MOST_FRAMES]:
+        for place in in_order(about_s, deep, shallow_first=not self.meshes.few)[:MOST_FRAMES]:
             each, number = every[place]
             yield self._through(each.rates(number), float(each.per_sample_s[number]), each.micro)
 
@@ -239,17 +236,10 @@ class Space:
 
     def _rates(self, pool: int, micro: int, number: int) -> list[Rate]:
         """Sections that have memory for anything: the fastest, and the best of each depth."""
-        import numpy as np
-
-        from weft.planner.search.combined import Rate, in_order
+        from weft.planner.search.combined import Rate
 
         found: list[Rate] = []
-        every = self.meshes.speeds(pool, micro)
-        if not every:
-            return found
-        speeds, meshes = zip(*((-speed, section.meshes) for speed, section in every), strict=True)
-        for place in in_order(np.array(speeds), np.array(meshes), shallow_first=not self.few):
-            section = every[place][1]
+        for section in self.meshes.in_turn(pool, micro):
             if len(found) == number:
                 break
             b = -(-micro // section.ways)

@@ -306,7 +306,7 @@ class Group:
             for kind, words in UNMADE.items():
                 self.ledger.considered += space.unmade[kind]
                 self.ledger.pruned.add(kind, f"{self.words}: {words}", space.unmade[kind])
-            if len(self.pools) > 1 and not space.few:
+            if len(self.pools) > 1 and not self.meshes.few:
                 much = self._part_of(self.options.effort) // LITTLE
                 frames.sort(key=lambda frame: self._effort(frame, samples) > much)
             self._known = known = Known(samples, slowest, frames, cache(space.refined))

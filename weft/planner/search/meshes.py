@@ -17,6 +17,7 @@ from weft.models.registry import dims_of_model
 from weft.plan.plan import Recompute, ZeroLevel
 from weft.planner.problem import Shape
 from weft.planner.search.choice import (
+    FEW_CHIPS,
     INSIDE,
     LONG,
     SPREAD,
@@ -84,6 +85,8 @@ class Meshes:
         """``alike``: of the same problem, with another number of pipelines side by side: what these
         do not change is asked there."""
         self.costs, self.options, self.num_layers = costs, costs.options, costs.num_layers
+        self.few = sum(pool.num_chips for pool in costs.pools) <= FEW_CHIPS
+        """Chips, so that there is time to look at much."""
         self._dims = dims_of_model(costs.workload.spec)
         self.runs: Callable[[Axes], bool] = cache(self._has_a_way)
         """Every axis has one to divide the model, beside those further inside."""
@@ -91,6 +94,7 @@ class Meshes:
         self.inner: Callable[[int], list[Axes]] = cache(self._inner_that_runs)
         """Every combination of sizes, of a pool, that can be run."""
         self.speeds: Callable[[int, int], list[tuple[float, Section]]] = cache(self._speeds)
+        self.in_turn: Callable[[int, int], list[Section]] = cache(self._in_turn)
         self.layer_times: Callable[[int, Axes, Recompute, int], tuple[Rank, StageTimes]] = cache(
             self._layer_times_of
         )
@@ -101,8 +105,9 @@ class Meshes:
         self._at_level: Callable[[Section, int, int], AtLevel] = cache(self._at_one_level)
         if alike is not None:
             self.runs, self.allowed_inner, self.inner = alike.runs, alike.allowed_inner, alike.inner
-            self.speeds, self.unit, self.activations = alike.speeds, alike.unit, alike.activations
-            self.layer_times, self.counts = alike.layer_times, alike.counts
+            self.speeds, self.in_turn, self.unit = alike.speeds, alike.in_turn, alike.unit
+            self.activations, self.layer_times = alike.activations, alike.layer_times
+            self.counts = alike.counts
 
     def _speeds(self, pool: int, micro: int) -> list[tuple[float, Section]]:
         """Layers a second, if there were memory for them and each mesh worked on a microbatch of
@@ -112,6 +117,18 @@ class Meshes:
         if not self.options.any_shape:
             found = [each for each in found if self.allows(each[1], micro)]
         return sorted(found, key=itemgetter(0), reverse=True)
+
+    def _in_turn(self, pool: int, micro: int) -> list[Section]:
+        """The same sections: the fastest, and the best of each depth, in turn."""
+        import numpy as np  # what commands that answer at once do without
+
+        from weft.planner.search.combined import in_order
+
+        every = self.speeds(pool, micro)
+        slowness = np.array([-speed for speed, _ in every])
+        meshes = np.array([section.meshes for _, section in every])
+        order = in_order(slowness, meshes, shallow_first=not self.few)
+        return [every[place][1] for place in order]
 
     def at_levels(self, section: Section, b: int) -> Iterator[AtLevel]:
         """For ``b`` samples a rank, at each level of ZeRO and with each choice of domains."""
