@@ -143,6 +143,6 @@ def _with_others(way: _Way, p: int, mesh: MeshTimes, before: int) -> Iterator[Sl
 
 def least_once(costs: Costs, ranks: Sequence[Rank], schedule: ScheduleName) -> float:
     """Some mesh has at least the mean number of layers; what that one does once."""
-    mean = -(-costs.num_layers // len(ranks))
+    mean = -(-costs.num_later // len(ranks))
     held = Held(mean // SCHEDULES[schedule].chunks, False, False)
     return min(costs.times(rank, held).update_s for rank in dict.fromkeys(ranks))

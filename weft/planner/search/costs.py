@@ -38,9 +38,11 @@ class Held(NamedTuple):
     embeds: bool
     predicts: bool
 
-    def of(self, choice: StageChoice) -> StageChoice:
-        """The choice with these."""
-        layers = 0, self.layers
+    def of(self, choice: StageChoice, dense: int) -> StageChoice:
+        """The choice with these: a model's first ``dense`` layers, which have no experts where
+        others do, are with the embedding."""
+        first = 0 if self.embeds else dense
+        layers = first, first + self.layers
         return choice.holding(layers, embeds=self.embeds, predicts=self.predicts)
 
 
@@ -122,6 +124,10 @@ class Costs:
         self.pools, self.num_layers = pools, workload.spec.num_layers
         self.num_pipelines, self.sites = num_pipelines, sites
         self.shape = shape_of(workload.spec)
+        self.dense = self.shape.experts.dense_layers if self.shape.experts else 0
+        """First layers that have no experts, of a model whose others have."""
+        self.num_later = self.num_layers - self.dense
+        """What bounds count of the layers: as if those first ones took and needed nothing."""
         part = problem.options.memory_part
         self.budgets = [pool.chip.memory_gib * 2**30 * part for pool in pools]
         """By pool: bytes of one chip that may be planned."""
@@ -173,7 +179,7 @@ class Costs:
         return other
 
     def more_layers(self, rank: Rank, num_layers: int) -> StageTimes:
-        """So many layers more, without what a stage takes whatever it computes."""
+        """So many layers more after ``dense``, without what a stage takes whatever it computes."""
         some = self.times(rank, Held(num_layers, False, False))
         if not self.hardware(rank.pool, rank.per_node).software.stage_layers:
             return some
@@ -269,7 +275,7 @@ class Costs:
     def _times(self, rank: Rank, held: Held) -> StageTimes:
         hardware = self.hardware(rank.pool, rank.per_node)
         times = partial(stage_times, self.shape, hardware=hardware)
-        choice = held.of(rank.choice)
+        choice = held.of(rank.choice, self.dense)
         if not self.any_ways:
             return times(choice)
         every = [times(way) for way in _every_way(choice)]
@@ -297,7 +303,7 @@ class Costs:
             usual = self.memory(pool, choice._replace(tier=near, param_tier=brings), held)
             on_host = _of_params(usual) - _of_params(parts)
         if choice.expert_tier == "host" and choice.brings_experts:
-            on_host += experts_apart(self.shape, held.of(choice))
+            on_host += experts_apart(self.shape, held.of(choice, self.dense))
         whole, divided = parts.whole, parts.divided.total * parts.part
         shared = whole.working + whole.buffers + whole.runtime
         return Bytes(
@@ -308,13 +314,13 @@ class Costs:
             border=parts.border.total,
             runtime=whole.runtime,
             on_host=on_host,
-            away=stage_away(self.shape, held.of(choice).work, "host"),
+            away=stage_away(self.shape, held.of(choice, self.dense).work, "host"),
         )
 
     def memory(self, pool: int, choice: StageChoice, held: Held) -> StageMemory:
         """Of one stage on one rank, in parts."""
         overheads = self.problem.knowledge.overheads.get(self.pools[pool].chip.device)
-        return stage_memory(self.shape, held.of(choice), overheads)
+        return stage_memory(self.shape, held.of(choice, self.dense), overheads)
 
     def _mesh_times(self, rank: Rank, ends: Ends, back: Kind) -> MeshTimes:
         """Of ``mesh_times``.
@@ -323,8 +329,8 @@ class Costs:
             rank: With ZeRO that costs nothing.
             back: What hands on to the stage before.
         """
-        held = (Held(0, first, last) for first, last in ends)
-        times = [self.more_layers(rank, 1), *(self.times(rank, each) for each in held)]
+        more = self.more_layers(rank, 1)
+        times = [more, *(self._least_end(rank, more, *each) for each in ends)]
         forward = [time.of("F") for time in times]
         returned = [time.of(back) for time in times]
         whole = [time.of("F") + time.of("B") for time in times]
@@ -336,6 +342,20 @@ class Costs:
             whole=Slope(sum(whole[1:]), whole[0]),
             first_forward=forward[1],
             first_back=returned[1],
+        )
+
+    def _least_end(self, rank: Rank, more: StageTimes, first: bool, last: bool) -> StageTimes:
+        """What a stage takes at least beside ``more`` for each of its layers."""
+        none = self.times(rank, Held(0, first, last))
+        if not (first and self.dense):
+            return none
+        some = self.times(rank, Held(self.dense, first, last))
+        return StageTimes(
+            forward_s=min(none.forward_s, some.forward_s - self.dense * more.forward_s),
+            input_grad_s=min(none.input_grad_s, some.input_grad_s - self.dense * more.input_grad_s),
+            weight_grad_s=min(
+                none.weight_grad_s, some.weight_grad_s - self.dense * more.weight_grad_s
+            ),
         )
 
     def _border(

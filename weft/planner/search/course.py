@@ -226,7 +226,7 @@ class Course:
     def cycle_s(self) -> float:
         """About what a microbatch more takes at least: all meshes at work, or a border."""
         rates = (1 / mesh.whole.each for mesh in self._meshes)
-        return max(self.costs.num_layers / sum(rates), self.carrying)
+        return max(self.costs.num_later / sum(rates), self.carrying)
 
     @cached_property
     def carrying(self) -> float:

@@ -133,6 +133,7 @@ def every_move(
 def paces_of(plan: Plan, number: int, problem: Problem) -> list[Pace]:
     """By stage. Ranks of a search's meshes are alike."""
     pipeline, shape = plan.pipelines[number], shape_of(problem.workload.spec)
+    middle = shape.experts.dense_layers if shape.experts else 0
     times, _ = problem.times(plan)[number]
     ways, found = ways_of_domains(plan), []
     for s, stage in enumerate(pipeline.stages):
@@ -141,7 +142,7 @@ def paces_of(plan: Plan, number: int, problem: Problem) -> list[Pace]:
         choice = choice_of(pipeline, s, problem.workload.seq_len, *beside)
         halves = (
             choice.holding(layers, embeds=False, predicts=False)
-            for layers in ((0, INSIDE), (INSIDE, 1))
+            for layers in ((middle, middle + INSIDE), (middle + INSIDE, middle + 1))
         )
         first, second = (stage_times(shape, half, hardware).whole_s for half in halves)
         none = Pace(0.0, first, second)

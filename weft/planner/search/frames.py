@@ -108,7 +108,7 @@ class Space:
     def __init__(self, meshes: Meshes, samples: int, fewest: int) -> None:
         """``fewest``: samples for which the bounds have to hold too."""
         self.meshes, self.costs, self.options = meshes, meshes.costs, meshes.costs.options
-        self.num_layers, self.samples, self.fewest = meshes.costs.num_layers, samples, fewest
+        self.num_layers, self.samples, self.fewest = meshes.costs.num_later, samples, fewest
         self.crossings = Crossings(meshes.costs)
         self.unmade: Counter[ReasonKind] = Counter()
         """Combinations of sections of which no frame was made, by why; see ``UNMADE``."""
@@ -194,7 +194,8 @@ class Space:
         from weft.planner.search.combined import Wanted, combined
 
         keep = round((MOST_COMBINATIONS * (MORE if self.meshes.few else 1)) ** (1 / len(pools)))
-        most_meshes = min(self.num_layers + 2, self.options.max_stages or self.num_layers + 2)
+        any_number = self.costs.num_layers + 2
+        most_meshes = min(any_number, self.options.max_stages or any_number)
         wanted = Wanted(self.num_layers, self.samples, most_meshes, per_sample_s)
         found: list[Combined] = []
         for bound, micro in self._by_bound(pools):

@@ -23,7 +23,7 @@ from weft.models.registry import shape_of
 from weft.planner.problem import Problem
 from weft.planner.search.arrangements import Arrangement, partitions
 from weft.planner.search.choice import FEW_TO_CUT, Section, mesh_axes
-from weft.planner.search.costs import Held, KnownCosts
+from weft.planner.search.costs import KnownCosts
 from weft.planner.search.reached import Kinds, most_layers
 from weft.planner.search.united import FEW_CHIPS
 
@@ -261,9 +261,9 @@ class Relaxed:
     def _trained(self, *, ends: bool = False) -> float:
         """Parameters of all layers; with embedding and head."""
         costs = self.kinds.costs
-        layers = Held(self.num_layers, ends, ends)
-        choice = layers.of(costs.choice(Section(0, mesh_axes(1, ()), 1), 1))
-        return trained_params(costs.shape, choice)[0]
+        choice = costs.choice(Section(0, mesh_axes(1, ()), 1), 1)
+        whole = choice.holding((0, costs.num_layers), embeds=ends, predicts=ends)
+        return trained_params(costs.shape, whole)[0]
 
 
 def soonest(done: Callable[[float], bool]) -> float:

@@ -139,12 +139,13 @@ class Meshes:
                 yield self._at_level(one._replace(meshes=1, zero=level), part.chips_per_node, b)
 
     def ends_s(self, section: Section, b: int, part: float) -> float:
-        """Of a microbatch, what embedding and head add to all layers at least, likewise: less than
-        they compute where layers wait, for they hide some of that."""
+        """Of a microbatch, what embedding, head and first layers without experts add to the other
+        layers at least, likewise: less than they compute where layers wait, for they hide some of
+        that."""
         held, added = Held(self.num_layers, True, True), list[float]()
         for each in self.at_levels(section, b):
             whole = self.costs.times(each.rank, held)
-            more_s = whole.whole_s - self.num_layers * each.layer_s
+            more_s = whole.whole_s - self.costs.num_later * each.layer_s
             added.append(more_s + part * (whole.update_s - each.update_s))
         return max(min(added), 0.0)
 
@@ -157,7 +158,7 @@ class Meshes:
         return unit._replace(layer_s=max(unit.layer_s, layer_s))
 
     def _at_one_level(self, section: Section, per_node: int, b: int) -> AtLevel:
-        layers, pool = self.num_layers, section.pool
+        layers, pool = self.costs.num_later, section.pool
         choice = self.costs.choice(section, b)
         choice = choice._replace(expert_layers=layers + 1)  # few on a mesh may all stay
         rank = self.costs.rank(pool, per_node, choice)

@@ -87,7 +87,7 @@ class Kinds:
         options = problem.options
         self.problem, self.samples, self.any_room = problem, problem.workload.samples, any_room
         self.costs, beside = known.of(problem, 1, any_ways=True), known.of(problem, many)
-        self.num_layers = self.costs.num_layers
+        self.num_layers = self.costs.num_later
         self.meshes = Meshes(self.costs)
         self.roomy = Space(
             Meshes(beside, self.meshes), self.samples, self.samples if many == 1 else 1

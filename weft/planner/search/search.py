@@ -100,9 +100,12 @@ def search(
             none.append(error)
     if not found:
         raise none[0]
-    if len(found) + len(none) == 1:
-        return found[0]
-    return replace(nearer(together(found), problem), seconds=perf_counter() - begin)
+    answer = found[0]
+    if len(found) + len(none) > 1:
+        answer = replace(nearer(together(found), problem), seconds=perf_counter() - begin)
+    short = shortages(answer.best.plan, problem.on(answer.best.cluster))
+    assert not short, f"{answer.best.name}: {short[0]}"
+    return answer
 
 
 @contextmanager
