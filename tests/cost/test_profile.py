@@ -337,7 +337,16 @@ def test_there_and_back(tmp_path) -> None:
             {"corrections": {"compute": 0.0}},
             "corrections.compute = 0.0: expected a positive number.",
         ),
-        ({"corrections": {"step_s": inf}}, "corrections.step_s = inf: expected a finite number."),
+        (
+            {"corrections": {"step_s": inf}},
+            "corrections.step_s = inf: expected a finite number that takes away no more than all "
+            "of step_s.",
+        ),
+        (
+            {"corrections": {"runtime_bytes": -4e8}},
+            "corrections.runtime_bytes = -400000000.0: expected a finite number that takes away no "
+            "more than all of runtime_bytes.",
+        ),
         ({"step_s": -0.5}, "step_s = -0.5: expected a positive number or 0."),
     ],
 )

@@ -144,8 +144,10 @@ def _check_numbers(profile: Profile) -> None:
         _check_positive(f"machine.{name}", [getattr(machine, name)])
     _check_positive("corrections.compute", [made.compute])
     for name in ("step_s", "runtime_bytes"):  # either way
-        if not isfinite(getattr(made, name)):
-            raise ConfigError(f"corrections.{name}", getattr(made, name), "a finite number")
+        value = getattr(made, name)
+        if not (isfinite(value) and value + getattr(profile, name) >= 0):
+            expected = f"a finite number that takes away no more than all of {name}"
+            raise ConfigError(f"corrections.{name}", value, expected)
 
 
 def _check_positive(key: str, values: list[float], *, or_zero: bool = False) -> None:

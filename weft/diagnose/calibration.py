@@ -164,19 +164,22 @@ def _took(run: RunFiles) -> _Took:
 
 def _corrected(profile: Profile, node: Node, took: _Took) -> Profile:
     """The least correction that makes the run's prediction right."""
-    step = took.step(profile, node)
-    computing = max(sum(t.busy_s) / len(t.busy_s) for t in step.timelines)
-    own = profile.corrections
+    step, own = took.step(profile, node), profile.corrections
 
     def error(compute: float) -> float:
         """Where computing is corrected by this factor."""
         changed = replace(profile, corrections=replace(own, compute=compute))
         return took.time_error(changed, node)
 
+    # What grows with it, also what waits for others, but for the fixed seconds.
+    once = replace(profile, step_s=0.0)
+    twice = replace(once, corrections=replace(own, compute=2 * own.compute))
+    computing = took.step(twice, node).step_s - took.step(once, node).step_s
     if computing >= step.step_s / 2:
         made = replace(own, compute=_factor(error, own.compute))
     else:
-        made = replace(own, step_s=own.step_s + (took.step_s - step.step_s) / step.stretch)
+        fixed_s = own.step_s + (took.step_s - step.step_s) / step.stretch
+        made = replace(own, step_s=max(fixed_s, -profile.step_s))
     least = -profile.runtime_bytes / 2
     made = replace(made, runtime_bytes=max(own.runtime_bytes - took.excess(profile), least))
     return replace(profile, corrections=made)
@@ -187,8 +190,10 @@ def _factor(error: Callable[[float], float], now: float) -> float:
     low, high = now / FARTHEST, now * FARTHEST
     if error(low) > 0 or error(high) < 0:
         ratio = 1 / (1 + error(now))
-        expected = f"within {FARTHEST:g} times what the profile says"
-        hint = "Something else ran beside it, or the profile is of another machine."
+        times = f"{FARTHEST:g} times as fast or as slow as the profile says"
+        expected = f"what computing that is up to {times} explains"
+        hint = "Something else ran beside it, or when the profile was made; or what is off is no "
+        hint += "computing."
         raise ConfigError("RUN: step time", f"{ratio:.2g} times as predicted", expected, hint)
     for _ in range(ROUNDS):
         middle = sqrt(low * high)
