@@ -1,6 +1,7 @@
 """Which plan is tried next, and when it is enough."""
 
 import random
+from dataclasses import replace
 from math import exp
 from statistics import fmean
 
@@ -9,7 +10,7 @@ from tune.tune_cases import candidate, play
 
 from weft.tune.belief import Belief, Seen
 from weft.tune.candidate import Candidate
-from weft.tune.page import verdict
+from weft.tune.page import as_json, page, verdict
 from weft.tune.tuner import LEAST_GAIN, Tuner
 from weft.tune.tuning import Result
 
@@ -127,6 +128,42 @@ def test_the_verdict_says_whose_plan_it_is(is_given: bool, fails: bool, whose: s
     play(tuner, 1, 1.1)
     result = Result(tuner=tuner, final=(), why="", used_s=0.0)
     assert verdict(result).endswith(f", which was {whose}")
+
+
+def three_trials() -> Tuner:
+    """Of 1, 1.05 and 1.2 seconds."""
+    tuner = Tuner([candidate(n, 1.0 + n) for n in range(3)], times=1.3, steps=10**6)
+    for number, seconds in enumerate((1.0, 1.05, 1.2)):
+        play(tuner, number, seconds, within=0.01)
+    return tuner
+
+
+def test_the_last_comparison_decides_what_is_said_of_trials() -> None:
+    """Trials had the first ahead; longer side by side the second is."""
+    tuner = three_trials()
+    trials = {outcome.candidate: outcome for outcome in tuner.outcomes}
+    final = (
+        replace(trials[1], times=1.0, within=0.0, against=1),
+        replace(trials[0], times=1.06, within=0.02, against=1),
+    )
+    result = Result(tuner=tuner.settled(final), final=final, why="enough", used_s=0.0)
+    assert result.best == result.tuner.best == 1
+    said = as_json(result)
+    assert said["best"]["name"] == tuner.candidates[1].name
+    assert said["best"]["step_s"] == pytest.approx(1.0 / 1.06)
+    assert [trial["step_s"] for trial in said["trials"]] == pytest.approx([1, 1 / 1.06, 1.2])
+    assert [each["why"] for each in said["plans"]] == ["6.0% slower", "the best", "27.2% slower"]
+    assert f"{1 / 1.06:.4g} s" in page(result) and tuner.best == 0
+
+
+def test_a_plan_that_fails_in_the_last_comparison_is_not_the_best() -> None:
+    tuner = three_trials()
+    final = (tuner.outcomes[1],)
+    settled = tuner.settled(final)
+    assert settled.best == 1 and settled.best_s == 1.05
+    fates = settled.fates()
+    assert fates[0].why == "4.8% faster in its trial, but not in the last comparison"
+    assert not fates[0].kept and fates[1].why == "the best"
 
 
 def test_plans_that_are_likely_to_run_out_of_memory_come_last() -> None:

@@ -170,6 +170,7 @@ def _curve(tuner: Tuner) -> Chart:
     steps = [outcome.step_s for outcome in tuner.outcomes]
     infinite = float("inf")
     best = list(accumulate((infinite if s is None else s for s in steps), min))
+    first = next(s for s in best if s < infinite)
     x = list(range(1, len(steps) + 1))
     predicted: list[float | None] = [
         tuner.candidates[outcome.candidate].predicted_s for outcome in tuner.outcomes
@@ -182,7 +183,7 @@ def _curve(tuner: Tuner) -> Chart:
             Series(label="measured", x=x, y=list(steps), look="points"),
             Series(label="predicted", x=x, y=predicted, look="second"),
         ],
-        description=f"{best[0]:.4g} s a step at first, {best[-1]:.4g} s after {len(x)} trials.",
+        description=f"{first:.4g} s a step at first, {best[-1]:.4g} s after {len(x)} trials.",
         y=_STEP,
         x=Axis("trial"),
         from_zero=True,

@@ -8,7 +8,7 @@ steps of the job, is less than a trial costs.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import fmean
 
@@ -86,6 +86,34 @@ class Tuner:
     steps: int
     trials: int | None = None
     outcomes: list[Outcome] = field(default_factory=list)
+    chosen: int | None = None
+    """The best by the last comparison, after it."""
+
+    def settled(self, final: Sequence[Outcome]) -> Tuner:
+        """With what the last comparison showed instead of what trials did.
+
+        Args:
+            final: Of some that ran, the best first; several as ratios to it, which keep what the
+                fastest of them took in its trial.
+        """
+        found = {each.candidate: each for each in final} if len(final) > 1 else {}
+        both = [(o, found[o.candidate]) for o in self.ran if o.candidate in found]
+        least_s, times = min(
+            ((o.step_s or 0.0, last.times) for o, last in both), default=(1.0, 1.0)
+        )
+        outcomes = [
+            replace(
+                trial,
+                step_s=least_s / times * last.times,
+                times=last.times,
+                within=last.within,
+                against=last.against,
+            )
+            if (last := found.get(trial.candidate)) and trial.step_s is not None
+            else trial
+            for trial in self.outcomes
+        ]
+        return replace(self, outcomes=outcomes, chosen=final[0].candidate)
 
     @property
     def ran(self) -> list[Outcome]:
@@ -94,14 +122,17 @@ class Tuner:
 
     @property
     def best(self) -> int | None:
-        """The fastest that ran."""
+        """The fastest that ran, or what the last comparison says."""
+        if self.chosen is not None:
+            return self.chosen
         ran = sorted(self.ran, key=lambda outcome: outcome.step_s or 0.0)
         return ran[0].candidate if ran else None
 
     @property
     def best_s(self) -> float:
         """Its step."""
-        return min(outcome.step_s or 0.0 for outcome in self.ran)
+        best = self.best
+        return next(o.step_s for o in self.ran if o.candidate == best and o.step_s is not None)
 
     @property
     def cost_s(self) -> float:
@@ -227,5 +258,8 @@ class Tuner:
         if outcome.candidate == self.best:
             return Fate(kept=True, why="the best")
         slower = outcome.step_s / self.best_s - 1
+        if slower < 0:
+            words = "faster in its trial, but not in the last comparison"
+            return Fate(kept=False, why=f"{-slower:.1%} {words}")
         sure = "" if slower > outcome.within else ", which may be noise"
         return Fate(kept=not slower > outcome.within, why=f"{slower:.1%} slower{sure}")

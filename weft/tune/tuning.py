@@ -184,6 +184,7 @@ class Tuning:
 
     def _result(self, tuner: Tuner, why: str) -> Result:
         final = tuple(self._record.final) if why else ()
+        tuner = tuner.settled(final) if final else tuner
         return Result(tuner=tuner, final=final, why=why, used_s=self._used_s)
 
 
