@@ -84,6 +84,30 @@ def test_jobs_outside_of_a_lab_are_held_too(tmp_path: Path) -> None:
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+WAITS = "import time; time.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    ("after", "short"), [("oom_kill 3\n", False), ("oom_kill 4\n", True), ("other 1\n", True)]
+)
+def test_who_is_killed_is_short_of_memory_where_the_kernel_says_so(
+    after: str, short: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may kill a rank: that taught the tuner that plans need many times their memory."""
+    counts = tmp_path / "vmstat"
+    counts.write_text("oom_kill 3\n")
+    monkeypatch.setattr("weft.lab.here._COUNTS", counts)
+    here = Here(1)
+    with here.built():
+        here.start([sys.executable, "-S", "-c", WAITS], tmp_path, quiet=True)
+        counts.write_text(after)
+        here.ranks[0].process.kill()
+        here.ranks[0].process.wait(60)
+        assert here.look(1.0)
+    assert here.ranks[0].killed_for_memory == short
+    assert ("out of memory" in here.ranks[0].in_words()) == short
+
+
 STARTS = """
 import subprocess
 while True:

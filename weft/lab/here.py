@@ -19,6 +19,8 @@ from weft.lab.steps import hold, processor_s
 _SHORT = (b"out of memory", b"OutOfMemory")
 """What a rank prints that ends for want of memory on its device, somewhere in its last lines."""
 _LAST_BYTES = 20_000
+_COUNTS = Path("/proc/vmstat")
+"""Of the kernel, a name and a number a line."""
 
 
 class Here:
@@ -28,6 +30,7 @@ class Here:
         self._world_size = world_size
         self.ranks: list[RankProcess] = []
         self._logs: list[Path] = []
+        self._killed = kills_for_memory(_COUNTS)
 
     @contextmanager
     def built(self) -> Iterator[None]:
@@ -77,9 +80,11 @@ class Here:
         return all(rank.code is not None for rank in self.ranks)
 
     def _ran_out(self, rank: RankProcess) -> bool:
-        """The machine killed it, as nobody else does; or its device had no more memory."""
+        """The machine killed it, or its device had no more memory; where the kernel does not say,
+        who else would kill it?"""
         if rank.code == -signal.SIGKILL:
-            return True
+            killed = kills_for_memory(_COUNTS)
+            return killed is None or killed != self._killed
         with self._logs[rank.rank].open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
             said = log.read()
@@ -106,6 +111,14 @@ class Here:
             send = os.kill if number == signal.SIGSTOP else os.killpg
             with suppress(ProcessLookupError):
                 send(rank.process.pid, number)
+
+
+def kills_for_memory(counts: Path) -> int | None:
+    """Processes that the kernel has ended for want of memory, in all control groups; None where it
+    does not say."""
+    lines = counts.read_text().splitlines() if counts.exists() else []
+    numbers = dict(line.split(maxsplit=1) for line in lines)
+    return int(numbers["oom_kill"]) if "oom_kill" in numbers else None
 
 
 def _free_port() -> int:
