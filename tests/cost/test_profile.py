@@ -491,6 +491,19 @@ class Later(FromVendor):
         return super().seconds(op, phase, dtype) if op.name == "probe" else -1.0
 
 
+class Nothing(Later):
+    """Then others divide by 0."""
+
+    def seconds(self, op: Op, phase: str, dtype: str) -> float:
+        return max(super().seconds(op, phase, dtype), 0.0)
+
+
+class Endless(Later):
+    def seconds(self, op: Op, phase: str, dtype: str) -> float:
+        found = super().seconds(op, phase, dtype)
+        return found if found > 0 else 1e300
+
+
 class Raises(FromVendor):
     def seconds(self, op: Op, phase: str, dtype: str) -> float:
         raise KeyError(dtype)
@@ -513,11 +526,16 @@ class Unhashable(FromVendor):
     ("value", "problem"),
     [
         ("absent", r"weft.chips: X1 = '.*:absent': expected something that can be imported"),
-        ("Negative", r"weft.chips: X1: moving_seconds = -1.0: expected seconds >= 0"),
+        (
+            "Negative",
+            r"weft.chips: X1: moving_seconds = -1.0: expected seconds .* from 1e-12 to 1e",
+        ),
         ("Raises", r"weft.chips: X1: seconds = .KeyError: 'bf16'.: expected an answer of"),
         ("Leaves", r"weft.chips: X1: seconds = .SystemExit: 0.: expected an answer of"),
         ("not_made", r"weft.chips: X1 = 'RuntimeError: no license': expected an answer of"),
-        ("Later", r"weft.chips: X1: seconds = -1.0: expected seconds >= 0 .* Of Op\("),
+        ("Later", r"weft.chips: X1: seconds = -1.0: expected seconds of .* Of Op\("),
+        ("Nothing", r"weft.chips: X1: seconds = 0.0: expected seconds of .* Of Op\("),
+        ("Endless", r"weft.chips: X1: seconds = 1e\+300: expected seconds of .* Of Op\("),
         ("Unhashable", r"weft.chips: X1 = 'Unhashable': expected .* and is hashable"),
     ],
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
-from math import inf
+from math import nan
+from numbers import Real
 from typing import Any
 
 from weft.cluster.cluster import Dtype
@@ -14,6 +15,9 @@ from weft.config.names import imported
 from weft.cost.operators import Op, Phase
 from weft.cost.profile import Profile
 from weft.cost.rates import CostFunction
+
+LEAST_S, MOST_S = 1e-12, 1e6
+"""Of what takes any time at all, for others divide by it; and of what ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +28,26 @@ class Packaged:
     cost: CostFunction
 
     def seconds(self, op: Op, phase: Phase, dtype: Dtype) -> float:
-        return self._checked("seconds", self.cost.seconds, op, phase, dtype)
+        may_be_0 = phase != "forward" or not op.m  # no gradient of that, or no product
+        return self._checked("seconds", self.cost.seconds, op, phase, dtype, may_be_0=may_be_0)
 
     def moving_seconds(self, num_bytes: float) -> float:
-        return self._checked("moving_seconds", self.cost.moving_seconds, num_bytes)
+        may_be_0 = num_bytes == 0
+        return self._checked(
+            "moving_seconds", self.cost.moving_seconds, num_bytes, may_be_0=may_be_0
+        )
 
-    def _checked(self, method: str, ask: Callable[..., float], *about: object) -> float:
+    def _checked(
+        self, method: str, ask: Callable[..., float], *about: object, may_be_0: bool
+    ) -> float:
         key = f"{self.key}: {method}"
         seconds = _asked(key, ask, *about)
-        if not (isinstance(seconds, int | float) and 0 <= seconds < inf):
+        number = float(seconds) if isinstance(seconds, Real) else nan
+        if not (LEAST_S <= number <= MOST_S or (may_be_0 and number == 0)):
             words = ", ".join(map(str, about))
-            raise ConfigError(key, seconds, "seconds >= 0 of a product or a move", f"Of {words}.")
-        return seconds
+            expected = f"seconds of a product or a move, from {LEAST_S:g} to {MOST_S:g}"
+            raise ConfigError(key, seconds, expected, f"Of {words}.")
+        return number
 
 
 def cost_of_package(key: str, entry: EntryPoint) -> Profile | Packaged:
@@ -50,13 +62,8 @@ def cost_of_package(key: str, entry: EntryPoint) -> Profile | Packaged:
         expected = "what has the methods of weft.cost.rates.CostFunction, and is hashable"
         raise ConfigError(key, type(cost).__name__, expected)
     found = Packaged(key, cost)
-    answers = {
-        "seconds": found.seconds(Op("probe", "matmul", 1024, 1024, 1024), "forward", "bf16"),
-        "moving_seconds": found.moving_seconds(1e6),
-    }
-    for method, seconds in answers.items():
-        if not seconds > 0:
-            raise ConfigError(f"{key}: {method}", seconds, "seconds > 0 of a product or a move")
+    found.seconds(Op("probe", "matmul", 1024, 1024, 1024), "forward", "bf16")
+    found.moving_seconds(1e6)
     return cost if isinstance(cost, Profile) else found
 
 

@@ -205,7 +205,8 @@ def why_in_words(outlook: Outlook) -> Iterator[str]:
     if outlook.forecast.plan.sites:
         yield "each site was planned by itself"
     else:
-        yield "the next best plans:" if outlook.alternatives else "no other plan fits"
+        none = "no next best plan: all others that fit differ in settings alone or were ruled out"
+        yield "the next best plans:" if outlook.alternatives else none
     for number, other in enumerate(outlook.alternatives, 1):
         made = other.candidate
         yield f"  {number}. {other.slower:+.1%}: {made.name} ({settings(made.plan)})"
