@@ -251,7 +251,9 @@ def test_who_is_off_in_words() -> None:
     assert words(2.0, 2.1) == "no rank is slower than the others for its plan any more"
     assert words(2.0, 6.0) == f"rank 1 3 times {end}"
     assert words(0.5, 1.05, 3.0) == f"rank 0 0.476 times, rank 2 2.86 times {end}"
-    assert in_words(Measured(1, (), (1.0, 0.3))) == f"rank 1 0.3 times {end}"
+    assert in_words(Measured(1, (), (0.8, 0.3))) == (
+        "rank 0 0.8 times, rank 1 0.3 times as long at work as the plan says"
+    )
     assert words(*[2.0] * 4, *[1.0] * 5, 0.1) == (
         f"rank 0 2 times, rank 1 2 times, rank 2 2 times, rank 9 0.1 times and 1 others {end}"
     )

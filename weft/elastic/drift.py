@@ -50,8 +50,9 @@ class Measured:
     """Of a step, by rank: what it was held to."""
     paces: tuple[float, ...]
     """How many times as long it takes."""
-    usual: float = 1.0
-    """What a rank is beside that keeps to the plan: a profile may be off for all alike."""
+    usual: float | None = None
+    """What a rank is beside that keeps to the plan: a profile may be off for all alike. None where
+    the plan goes by what was measured before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +76,16 @@ def saving(better: Better, steps: int, move_s: float) -> float:
 
 def in_words(measured: Measured) -> str:
     """Who is off, as far as the others keep to the plan."""
-    paces = {rank: pace / measured.usual for rank, pace in enumerate(measured.paces)}
+    usual = measured.usual
+    paces = {rank: pace / (usual or 1.0) for rank, pace in enumerate(measured.paces)}
     off = {rank: pace for rank, pace in paces.items() if not 0.9 <= pace <= 1.1}
     if not off:
         return "no rank is slower than the others for its plan any more"
     most = sorted(off, key=lambda rank: -max(off[rank], 1 / off[rank]))[:MOST_NAMED]
     words = [f"rank {rank} {off[rank]:.3g} times" for rank in sorted(most)]
     more = f" and {len(off) - len(most)} others" if len(off) > len(most) else ""
-    return f"{', '.join(words)}{more} as long at work as the plan says, beside the others"
+    beside = "" if usual is None else ", beside the others"
+    return f"{', '.join(words)}{more} as long at work as the plan says{beside}"
 
 
 class Drift:
@@ -178,7 +181,7 @@ class Drift:
         try:
             step, predicted_s, paces = json.loads(text)
             predicted_s, paces = (tuple(map(float, each)) for each in (predicted_s, paces))
-            usual = 1.0 if self._replans.paces else median_low(paces)
+            usual = None if self._replans.paces else median_low(paces)
             measured = Measured(int(step), predicted_s, paces, usual)
         except (ValueError, TypeError):  # rank 0 did not write that
             return
