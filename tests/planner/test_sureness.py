@@ -48,6 +48,11 @@ def test_less_that_is_known_is_wider() -> None:
         width(on(KNOWN), Knowledge(chips={KNOWN.name: PROFILE.scaled(speed)})) for speed in (1, 0.5)
     )
     assert whole == profiled < parts < unheard
+    crowded = Knowledge(chips={KNOWN.name: replace(PROFILE, other_cores=1.4)})
+    assert width(on(KNOWN), crowded) == of_class
+    sure = Sureness.of(on(KNOWN), crowded)
+    assert sure.words.endswith("hardware, while 1.4 of its cores worked for others")
+    assert sure.memory(1.0) == interval("memory", 1.0, "profiled")
     assert width(on(KNOWN, UNHEARD), Knowledge()) == unheard
     assert width(on(KNOWN, UNHEARD), measured(UNHEARD)) == of_class
     by_vendor = Knowledge(chips={UNHEARD.name: Roofline.of(UNHEARD)})

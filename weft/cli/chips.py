@@ -187,6 +187,8 @@ def _in_words(profile: Profile) -> Iterator[str]:
     if profile.links:
         yield f"  links            {profile.link_bytes_s / 1e9:.3g} GB/s between two ranks"
     yield f"  a rank that holds nothing yet  {gib(profile.runtime_bytes)}"
+    if profile.other_cores:
+        yield f"  other work       {profile.other_cores:.1f} cores meanwhile: rates may be far off"
     if made != Corrections():
         yield (
             f"  corrected by a run: computing x {made.compute:.3f}, "

@@ -37,6 +37,7 @@ def measure_profile(node: Node, *, device: str, quick: bool, say: Callable[[str]
                 "each other; measure again with nothing else running"
             ]
         )
+        found = replace(found, other_cores=most)
     return found
 
 

@@ -176,6 +176,8 @@ class Profile:
     """A whole block takes so many times as long as its operations by themselves."""
     cast_gap: float = 1.0
     """Where products have fewer bits than parameters, so many times as long besides."""
+    other_cores: float = 0.0
+    """That worked for others before or after it was measured: rates may be far off."""
     corrections: Corrections = field(default_factory=Corrections)
     speed: float = 1.0
     """Part of the chip that a rank gets."""

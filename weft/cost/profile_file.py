@@ -19,6 +19,7 @@ from weft.cost.profile import Profile
 VERSION = 1
 """Of the schema. Files of another version are refused, for their numbers mean something else."""
 MAY_BE_ZERO = (
+    "other_cores",
     "step_s",
     "layer_s",
     "host_layer_s",

@@ -25,6 +25,8 @@ class Sureness:
     """Of those, chips of whose kind no run was measured either."""
     parts: bool = False
     """Some are parts of a core that was measured."""
+    other_cores: float = 0.0
+    """That worked for others meanwhile."""
 
     @staticmethod
     def of(cluster: ClusterView, knowledge: Knowledge) -> Sureness:
@@ -35,9 +37,15 @@ class Sureness:
         measured |= set(knowledge.hardware)
         left = [chip for name, chip in chips.items() if name not in measured]
         unheard = (c.name for c in left if c.name not in own and chip_class(c) == OTHER)
-        costs = (own.get(name) for name in chips)
-        parts = any(isinstance(cost, Profile) and cost.speed < 1 for cost in costs)
-        return Sureness(tuple(chip.name for chip in left), tuple(unheard), parts)
+        costs = [own.get(name) for name in chips]
+        costs += [knowledge.hardware[name].chip for name in chips if name in knowledge.hardware]
+        profiles = [cost for cost in costs if isinstance(cost, Profile)]
+        return Sureness(
+            tuple(chip.name for chip in left),
+            tuple(unheard),
+            any(profile.speed < 1 for profile in profiles),
+            max((profile.other_cores for profile in profiles), default=0.0),
+        )
 
     @property
     def blind(self) -> Blind:
@@ -49,8 +57,9 @@ class Sureness:
         return "part" if self.parts else "profiled"
 
     def step(self, seconds: float) -> Interval:
-        """Of a step."""
-        return interval("time", seconds, self.blind)
+        """Of a step; what was measured beside other work tells no more of it than data sheets."""
+        blind = "software" if self.other_cores and not self.unmeasured else self.blind
+        return interval("time", seconds, blind)
 
     def memory(self, num_bytes: float) -> Interval:
         """Of a rank."""
@@ -60,7 +69,9 @@ class Sureness:
     def words(self) -> str:
         """Why it is as wide as it is."""
         if not self.unmeasured:
-            return f"measured on this very hardware{', parts of which take turns' * self.parts}"
+            words = f"measured on this very hardware{', parts of which take turns' * self.parts}"
+            busy = f", while {self.other_cores:.1f} of its cores worked for others"
+            return words + busy * (self.other_cores > 0)
         measured = f"Weft was not measured on {' and '.join(self.unmeasured)}"
         if not self.unheard:
             return measured
