@@ -25,6 +25,10 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 """Of PyTorch's compiler, whose processes import it again: each takes longer than what it compiles
 here."""
 
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+"""Likewise: what the processor says that it can do is not tried by four programs, each in a process
+of its own, again in every process that compiles."""
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so; commands under test must hear Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
