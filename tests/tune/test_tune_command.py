@@ -236,6 +236,7 @@ def test_without_a_profile_it_says_so_or_makes_one(
     monkeypatch.setenv("WEFT_PROFILES", str(profiles))
     monkeypatch.setattr("weft.cli.tune._tuned", no_trials)
     monkeypatch.setattr("weft.elastic.chip_profile.profile_chip", measured)
+    monkeypatch.setattr("weft.lab.turns.measure_parts", lambda **_: ())
 
     def said(*words: str) -> str:
         assert run(["tune", *TINY, *words]) == 2
