@@ -16,7 +16,7 @@ SOURCE = Path(__file__).with_name("device.cpp")
 ORDER = Path(__file__).with_name("order.h")
 BUILD_S = 600
 LIBRARIES = ("-ltorch", "-ltorch_cpu", "-lc10")
-FLAGS = ("-std=c++20", "-O0", "-fPIC", "-shared", "-w", "-D_GLIBCXX_USE_CXX11_ABI=1")
+FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-w", "-D_GLIBCXX_USE_CXX11_ABI=1")
 
 
 class BuildError(RuntimeError):
