@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from math import nan
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,10 @@ def test_a_record_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert Record.opened(tmp_path, {"a": 1, "b": None}).asked == again.asked
 
 
-@pytest.mark.parametrize("wrong", [{"candidate": 1}, {"step_s": "abc"}, {"values": [None]}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"candidate": 1}, {"step_s": "abc"}, {"step_s": -1.0}, {"step_s": nan}, {"values": [None]}],
+)
 def test_a_trial_that_cannot_be_is_refused(wrong: dict[str, object], tmp_path: Path) -> None:
     record = Record.opened(tmp_path, {})
     record.begin()
@@ -146,6 +150,20 @@ def test_a_trial_that_cannot_be_is_refused(wrong: dict[str, object], tmp_path: P
     told["outcome"] |= wrong
     record.file.write_text("\n".join([*lines, json.dumps(told)]) + "\n")
     with pytest.raises(ConfigError, match=r"trials\.jsonl:3"):
+        Record.opened(tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"predicted_s": None}, {"predicted_s": 0.0}, {"leans": {"calls": "many"}}]
+)
+def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, object], tmp_path: Path) -> None:
+    record = Record.opened(tmp_path, {})
+    record.begin()
+    record.add_plans([candidate(0, 1.25)], 1.3, 1.5)
+    job, plans = map(json.loads, record.file.read_text().splitlines())
+    plans["plans"][0] |= wrong
+    record.file.write_text(f"{json.dumps(job)}\n{json.dumps(plans)}\n")
+    with pytest.raises(ConfigError, match=r"trials\.jsonl:2"):
         Record.opened(tmp_path, {})
 
 
@@ -165,6 +183,7 @@ def test_of_another_job_what_differs_is_said(tmp_path: Path) -> None:
     [
         b"\xff\xfe\n",
         b"[1]\n",
+        b'{"kind": "job", "version": %d, "asked": [1]}\n' % VERSION,
         b'{"kind": "job", "version": %d}\n{"foo": 1}\n' % VERSION,
         b'{"kind": "job", "version": %d}\n{"kind": "plans", "plans": [{}], "times": 1}\n' % VERSION,
         b'{"kind": "job", "version": %d}\n{"kind": "trial", "outcome": {"new": 1}}\n' % VERSION,

@@ -6,10 +6,11 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import Field, FiniteFloat, TypeAdapter
 
 from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.report.run_files import flat
@@ -21,6 +22,18 @@ FILE = "trials.jsonl"
 VERSION = 2
 LINES = "lines of JSON, as `weft tune` writes them"
 _OUTCOMES = TypeAdapter(Outcome)
+
+
+@dataclass
+class _Numbers:
+    """Of a plan, what tuning counts with."""
+
+    predicted_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    work: dict[str, FiniteFloat]
+    leans: dict[str, FiniteFloat]
+
+
+_PLANS = TypeAdapter(list[_Numbers])
 MOST_SAID = 8
 """Of what differs from the job that a tuning began with."""
 
@@ -61,7 +74,10 @@ class Record:
         if first.get("kind") != "job" or first.get("version") != VERSION:
             expected = "a folder whose trials.jsonl this version can read"
             raise ConfigError("--out", str(folder), expected, "Use another --out.")
-        _refuse_other_job(folder, dict(first.get("asked") or {}), asked)
+        before = first.get("asked") or {}
+        if not isinstance(before, dict):
+            raise ConfigError("--out", f"{file}:1", LINES, "Use another --out.")
+        _refuse_other_job(folder, before, asked)
         for number, line in enumerate(lines[1:], start=2):
             try:
                 record._take(line)
@@ -73,6 +89,7 @@ class Record:
     def _take(self, line: Mapping[str, Any]) -> None:
         match line["kind"]:
             case "plans":
+                _PLANS.validate_python(line["plans"])
                 self.candidates = [Candidate.from_json(each) for each in line["plans"]]
                 self.times = line["times"]
             case "trial":
@@ -86,6 +103,8 @@ class Record:
         found = _OUTCOMES.validate_python(data)
         if not 0 <= found.candidate < len(self.candidates):
             raise ValueError(f"of plan {found.candidate}, which is not there")
+        if found.step_s is not None and not 0 < found.step_s < inf:
+            raise ValueError(f"a step of {found.step_s} s")
         return found
 
     def begin(self) -> None:
