@@ -7,8 +7,9 @@ import pytest
 from planner.told import Told
 
 from weft.cli.plan.forecasts import Answer, answer, load_for_cluster
+from weft.cluster.cluster import catalogue
 from weft.cluster.cluster_file import read_view
-from weft.cluster.view import ClusterView
+from weft.cluster.view import ChipPool, ClusterView, Site
 from weft.config.errors import ConfigError
 from weft.config.sections import SitesConfig
 from weft.cost.choice import Group, StageChoice
@@ -95,6 +96,30 @@ def test_sites_apart_share_samples_by_speed() -> None:
     late = apart(best.plan, problem.on(best.cluster), asked.model_copy(update={"delay": 49}))
     assert late.meeting_s == 0
     assert late.tokens_per_s == pytest.approx(512 * 4096 / best.time.step_s)
+
+
+def test_of_few_samples_each_site_has_what_ends_soonest() -> None:
+    """By speed the small site had a sample too many and all waited for it; and the bound was one
+    of those shares alone."""
+    kinds = catalogue()
+    sites = [Site(name, chips, gbit_s=1.0, latency_s=0.0) for name, chips in (("a", 3), ("b", 1))]
+    pools = (
+        ChipPool(chip=kinds["A100-SXM4-80GB"], num_nodes=1, chips_per_node=3, site=sites[0]),
+        ChipPool(chip=kinds["RTX4090"], num_nodes=1, chips_per_node=1, site=sites[1]),
+    )
+    work = Workload(spec=SIZES["qwen2.5-0.5b"], seq_len=2048, samples=13, precision="bf16")
+    problem = Problem(work, ClusterView(pools))
+    found = search_in_sites(problem, SitesConfig(every=100))
+
+    def alone(number: int, samples: int) -> float:
+        share = replace(problem, workload=replace(work, samples=samples))
+        return search(share.on(ClusterView(pools[number : number + 1]))).best.time.step_s
+
+    least = min(max(alone(0, 13 - n), alone(1, n)) for n in (1, 2, 3))
+    assert found.best.time.step_s == pytest.approx(least, rel=1e-9)
+    assert [pipeline.samples for pipeline in found.best.plan.pipelines] == [12, 1]
+    assert 0.5 * least < found.bound_s <= least
+    assert not found.exhausts and found.considered == found.simulated + found.pruned.total
 
 
 def test_weft_plan_says_both_and_takes_the_exact_one() -> None:

@@ -6,11 +6,12 @@ a step are divided as fast as sites are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, combinations, pairwise
-from math import ceil
+from math import ceil, comb, inf
 from time import perf_counter
 from typing import Any
 
@@ -25,10 +26,13 @@ from weft.planner.naming import name_of
 from weft.planner.problem import Problem
 from weft.planner.search import Candidate, Found, NoPlan, Watch, search
 from weft.planner.search.found import Pruned
+from weft.planner.search.least import Relaxed, soonest
 from weft.planner.sites import check_sites
 
 MOST_ROUNDS = 3
 """Of dividing the samples anew by what sites took."""
+MOST_MOVES, MOVED_ONE_BY_ONE = 8, 64
+"""Of a sample to another site, after that; from one with at most so many, for which it matters."""
 USUAL_ROUNDS = (100, 200, 500)
 """Steps from one meeting to the next, as DiLoCo was measured with."""
 SMALL_PART = 0.1
@@ -63,16 +67,78 @@ def search_in_sites(problem: Problem, asked: SitesConfig, *, watch: Watch | None
             expected = f"{none.expected} at site {names[number].name}, which trains for itself"
             raise NoPlan(none.key, none.value, expected, none.hint) from none
 
-    speeds = [_peak(part) for part in parts]
-    best: list[Found] = []
+    best = _fastest(of_site, samples, [_peak(part) for part in parts])
+    every = [_of_site(problem, part, samples) for part in parts]
+    whole = _together(best, problem, perf_counter() - begin, least_apart(every))
+    tried = of_site.cache_info().currsize // len(parts)
+    left = comb(samples - 1, len(parts) - 1) - tried
+    if left > 0:
+        whole.pruned.add("limit", "other ways to share the samples among sites", left)
+        whole = replace(whole, considered=whole.considered + left)
+    return whole
+
+
+def _fastest(
+    of_site: Callable[[int, int], Found], samples: int, speeds: Sequence[float]
+) -> list[Found]:
+    """What sites find for shares of the samples by speed, then by what they took; then until none
+    would end sooner with a sample less.
+
+    Args:
+        of_site: Of a site's number and its share.
+        speeds: To begin with.
+    """
+
+    def of_all(shares: Sequence[int]) -> list[Found]:
+        return [of_site(number, share) for number, share in enumerate(shares)]
+
+    def longest(shares: Sequence[int]) -> float:
+        try:
+            return _longest(of_all(shares))
+        except NoPlan:  # it has less than a microbatch
+            return inf
+
+    shares, best = list[int](), list[Found]()
     for _ in range(MOST_ROUNDS):
-        shares = _shares(samples, speeds)
-        found = [of_site(number, share) for number, share in enumerate(shares)]
+        other = _shares(samples, speeds)
+        found = of_all(other)
         if best and _longest(found) >= _longest(best):
             break
-        best = found
+        shares, best = other, found
         speeds = [n / each.best.time.step_s for n, each in zip(shares, best, strict=True)]
-    return _together(best, problem, perf_counter() - begin)
+    for _ in range(MOST_MOVES):
+        other = min(_moved(shares, best), key=longest, default=shares)
+        if longest(other) >= _longest(best):
+            break
+        shares, best = other, of_all(other)
+    return best
+
+
+def _moved(shares: Sequence[int], found: Sequence[Found]) -> Iterator[list[int]]:
+    """A sample less for the slowest site, and one more for another."""
+    giver = max(range(len(found)), key=lambda number: found[number].best.time.step_s)
+    for taker in range(len(shares)) if 1 < shares[giver] <= MOVED_ONE_BY_ONE else ():
+        if taker != giver:
+            yield [n + (number == taker) - (number == giver) for number, n in enumerate(shares)]
+
+
+def least_apart(every: Sequence[Problem]) -> float:
+    """Seconds of a step at least, however its samples are shared among sites: each of these
+    problems is of one, as if it had all of them."""
+    samples = every[0].workload.samples
+
+    @cache
+    def least_s(number: int, share: int) -> float:
+        one = _of_site(every[number], every[number].cluster, share)
+        return Relaxed(one).least_s(range(len(one.cluster.pools)))
+
+    def most(number: int, seconds: float) -> int:
+        """Samples of a site in so long."""
+        return bisect_right(range(1, samples + 1), seconds, key=lambda n: least_s(number, n))
+
+    ones = max(least_s(number, 1) for number in range(len(every)))
+    sites = range(len(every))
+    return max(ones, soonest(lambda s: sum(most(number, s) for number in sites) >= samples))
 
 
 def _of_site(problem: Problem, part: ClusterView, samples: int) -> Problem:
@@ -101,7 +167,7 @@ def _longest(found: Sequence[Found]) -> float:
     return max(each.best.time.step_s for each in found)
 
 
-def _together(found: Sequence[Found], problem: Problem, seconds: float) -> Found:
+def _together(found: Sequence[Found], problem: Problem, seconds: float, least_s: float) -> Found:
     """One plan of those of all sites."""
     pipelines: list[PipelinePlan] = []
     pools: list[ChipPool] = []
@@ -136,7 +202,7 @@ def _together(found: Sequence[Found], problem: Problem, seconds: float) -> Found
         considered=sum(each.considered for each in found),
         simulated=sum(each.simulated for each in found),
         pruned=pruned,
-        bound_s=max(each.bound_s for each in found),
+        bound_s=least_s,
         seconds=seconds,
     )
 
