@@ -54,6 +54,16 @@ def test_hosts_have_room_for_what_they_keep() -> None:
         assert all(each.short_gib == pytest.approx(missing_gib) for each in short)
 
 
+def test_each_host_has_room_for_what_its_own_chips_keep() -> None:
+    """The first rank's host spoke for all of a mesh."""
+    kept = plan().each(lambda stage: replace(stage, state_tier="host", recompute="full"))
+    ample = replace(NODE.pools[0], chips_per_node=4, host_gib=1000)
+    none = replace(ample, host_gib=None)
+    for pools in ((ample, none), (none, ample)):
+        short = [s for s in shortages(kept, Problem(WORKLOAD, ClusterView(pools))) if s.on_host]
+        assert [each.room_gib for each in short] == [0.0]
+
+
 AGAIN = "Compute layers again in backward (activation checkpointing, recompute: full)"
 
 

@@ -57,6 +57,22 @@ def test_plans_of_like_stages_take_what_their_job_takes(dp, tp, pp, zero) -> Non
     assert planned == pytest.approx(expected, rel=0.03)
 
 
+SLOW = {"network_gbit_s": 1.0}, {"host_gb_s": 1.0}, {"chip": replace(H100, link_gb_s=1.0)}
+
+
+@pytest.mark.parametrize("slow", SLOW, ids=["network", "host", "link"])
+def test_the_slowest_pool_of_a_mesh_decides_wherever_it_stands(slow: dict[str, object]) -> None:
+    """The first rank of a mesh spoke for all, also for those of the same chip on another pool."""
+    tier = "host" if "host_gb_s" in slow else "device"
+    whole = plan([0, 32], dp=8, tp=2, zero=1, state_tier=tier)
+    usual = ChipPool(chip=H100, num_nodes=1, chips_per_node=8, host_gib=1000.0)
+    slower = replace(usual, **slow)
+    pairs = (usual, usual), (usual, slower), (slower, usual)
+    fast, *mixed = (seconds(whole, ClusterView(pair)) for pair in pairs)
+    assert mixed[0] == pytest.approx(mixed[1], rel=1e-9)
+    assert mixed[0] > 1.2 * fast
+
+
 def test_the_slower_chip_should_get_fewer_layers() -> None:
     by_split = {
         first: seconds(plan([0, first, 32], dp=8, tp=1), MIXED) for first in range(12, 30, 2)

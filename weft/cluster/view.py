@@ -186,6 +186,17 @@ class ClusterView:
             before += pool.num_chips
         raise ConfigError("rank", rank, f"a rank below {self.world_size}")
 
+    def by_pool(self, ranks: Sequence[int]) -> list[tuple[ChipPool, Sequence[int]]]:
+        """The pools that these ranks' chips are in, each with its ranks."""
+        first, last = (self.pool_of(rank) for rank in (min(ranks), max(ranks)))
+        if first is last:
+            return [(first, ranks)]
+        found: dict[int, tuple[ChipPool, list[int]]] = {}
+        for rank in ranks:
+            pool = self.pool_of(rank)
+            found.setdefault(id(pool), (pool, []))[1].append(rank)
+        return list(found.values())
+
     def node_of(self, rank: int) -> int:
         """The number of a rank's node, counted through all pools."""
         before = nodes = 0

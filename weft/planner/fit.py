@@ -8,6 +8,7 @@ from itertools import chain
 from math import ceil, inf
 
 from weft.cluster.cluster import HOST, Chip
+from weft.cluster.view import ChipPool
 from weft.cost.activations import stage_away
 from weft.cost.choice import choice_of
 from weft.cost.memory import Memory, experts_elsewhere
@@ -61,18 +62,17 @@ def shortages(plan: Plan, problem: Problem) -> list[Shortage]:
 def short_hosts(plan: Plan, problem: Problem) -> Iterator[Shortage]:
     """Where something is kept in the memory of hosts, which their chips share alike."""
     kept = kept_by_hosts_of(plan, problem)
-    for p, s, stage in plan.stages():
-        pool = problem.cluster.pool_of(stage.mesh.ranks[0])
-        need = max(kept.get(rank, 0.0) for rank in stage.mesh.ranks) / 2**30
-        room = _of_host_gib(stage, problem)
-        if need > room:
-            key = f"pipelines[{p}].stages[{s}]"
-            yield Shortage(key, pool.chip, need, room, on_host=True)
+    for p, s, stage in plan.stages() if kept else ():
+        for pool, ranks in problem.cluster.by_pool(stage.mesh.ranks):
+            need = max(kept.get(rank, 0.0) for rank in ranks) / 2**30
+            room = _of_host_gib(pool, problem)
+            if need > room:
+                key = f"pipelines[{p}].stages[{s}]"
+                yield Shortage(key, pool.chip, need, room, on_host=True)
 
 
-def _of_host_gib(stage: StagePlan, problem: Problem) -> float:
+def _of_host_gib(pool: ChipPool, problem: Problem) -> float:
     """Of a host's memory, for each of its chips."""
-    pool = problem.cluster.pool_of(stage.mesh.ranks[0])
     return problem.options.memory_part * (pool.host_gib or 0.0) / pool.chips_per_node
 
 
@@ -87,8 +87,10 @@ def with_room_on_hosts(plan: Plan, number: int, problem: Problem) -> tuple[float
         choices = [choice_of(pipeline, stage, work.seq_len) for stage in stages]
         shape = shape_of(work.spec)
         away = max(each.passes * stage_away(shape, each.work, "host") for each in choices)
-        used = max(kept.get(rank, 0.0) for rank in first.mesh.ranks)
-        left = _of_host_gib(first, problem) * 2**30 - used
+        left = min(
+            _of_host_gib(pool, problem) * 2**30 - max(kept.get(rank, 0.0) for rank in ranks)
+            for pool, ranks in problem.cluster.by_pool(first.mesh.ranks)
+        )
         found.append(sum(held) + left // away if away else inf)
     return tuple(found)
 

@@ -202,9 +202,11 @@ def time_of_plan(
     return StepTime(tuple(timelines), tuple(once), known.stretch(plan.world_size))
 
 
-def _speaking(stage: StagePlan) -> Sequence[int]:
-    """Ranks that may take unlike times: where parts are alike the first speaks for all."""
-    return stage.mesh.ranks if stage.is_unlike else stage.mesh.ranks[:1]
+def _speaking(stage: StagePlan, cluster: ClusterView) -> Sequence[int]:
+    """Ranks that may take unlike times: where parts are alike the first of each pool speaks for all
+    others there."""
+    ranks = stage.mesh.ranks
+    return ranks if stage.is_unlike else [some[0] for _, some in cluster.by_pool(ranks)]
 
 
 def _in_mesh(hardware: Hardware, stage: StagePlan, cluster: ClusterView, rank: int) -> Hardware:
@@ -318,11 +320,11 @@ def times_of_plan(
     ways, unlike, sites = ways_of_domains(plan), state_parts(plan), num_sites(plan, cluster)
 
     def slowest(p: int, number: int) -> StageTimes:
-        """Of a stage's ranks: alike they are of one kind of chip, and the first speaks for all."""
+        """Of those ranks of a stage that may take unlike times."""
         pipeline = plan.pipelines[p]
         stage, parts = pipeline.stages[number], unlike.get((p, number), {})
         beside = len(plan.pipelines), training, ways[p, number]
-        ranks = stage.mesh.ranks if parts else _speaking(stage)
+        ranks = stage.mesh.ranks if parts else _speaking(stage, cluster)
         each = (
             choice_of(pipeline, number, seq_len, *beside, rank=rank, part=parts.get(rank))
             for rank in ranks
@@ -349,7 +351,7 @@ def times_of_plan(
         return knowledge.hardware_of(cluster.pool_of(rank))
 
     for p, pipeline in enumerate(plan.pipelines):
-        sides = [[*map(hardware, _speaking(stage))] for stage in pipeline.stages]
+        sides = [[*map(hardware, _speaking(stage, cluster))] for stage in pipeline.stages]
         numbers = range(len(sides))
         stages = [slowest(p, number) for number in numbers]
         yield stages, [border(pipeline, ends, sides) for ends in pipeline.borders]
