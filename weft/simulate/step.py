@@ -203,10 +203,17 @@ def time_of_plan(
 
 
 def _speaking(stage: StagePlan, cluster: ClusterView) -> Sequence[int]:
-    """Ranks that may take unlike times: where parts are alike the first of each pool speaks for all
-    others there."""
+    """Ranks that may take unlike times: where parts are alike, one of each sort of pool speaks for
+    the others, the first also for nodes with fewer chips."""
     ranks = stage.mesh.ranks
-    return ranks if stage.is_unlike else [some[0] for _, some in cluster.by_pool(ranks)]
+    if stage.is_unlike:
+        return ranks
+    found: list[tuple[ChipPool, int]] = []
+    for pool, some in cluster.by_pool(ranks):
+        sort = replace(pool, num_nodes=1, chips_per_node=1, hosts=())
+        if all(sort != other for other, _ in found):
+            found.append((sort, some[0]))
+    return [rank for _, rank in found]
 
 
 def _in_mesh(hardware: Hardware, stage: StagePlan, cluster: ClusterView, rank: int) -> Hardware:
