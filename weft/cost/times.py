@@ -40,6 +40,14 @@ class StageTimes:
             last=self.last and self.last.scaled(factor, update_s),
         )
 
+    def without(self, other: StageTimes, times: float = 1.0) -> StageTimes:
+        """Of a full microbatch alone, less so many times what another stage takes."""
+        return StageTimes(
+            forward_s=self.forward_s - times * other.forward_s,
+            input_grad_s=self.input_grad_s - times * other.input_grad_s,
+            weight_grad_s=self.weight_grad_s - times * other.weight_grad_s,
+        )
+
     @property
     def whole_s(self) -> float:
         """Forward and backward."""
@@ -68,6 +76,16 @@ def longest(every: Sequence[StageTimes]) -> StageTimes:
         weight_grad_s=max(each.weight_grad_s for each in every),
         update_s=max(each.update_s for each in every),
         last=longest([each.last or each for each in every]) if every[0].last else None,
+    )
+
+
+def shortest(every: Sequence[StageTimes]) -> StageTimes:
+    """Of a full microbatch: of each part the shortest."""
+    return StageTimes(
+        forward_s=min(each.forward_s for each in every),
+        input_grad_s=min(each.input_grad_s for each in every),
+        weight_grad_s=min(each.weight_grad_s for each in every),
+        update_s=min(each.update_s for each in every),
     )
 
 

@@ -137,9 +137,14 @@ class ModelShape:
         """Of one feed-forward."""
         return 3 if self.gated else 2
 
+    @property
+    def dense_layers(self) -> int:
+        """First layers that have no experts, of a model whose others have."""
+        return 0 if self.experts is None else self.experts.dense_layers
+
     def has_experts(self, layer: int) -> bool:
         """The layer's feed-forward is a mixture of experts."""
-        return self.experts is not None and layer >= self.experts.dense_layers
+        return self.experts is not None and layer >= self.dense_layers
 
     def dense_params(self, layer: int, branch: Branch | None = None) -> float:
         """Parameters of a layer, or of one part of it, that every token uses."""

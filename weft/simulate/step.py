@@ -220,7 +220,7 @@ def _in_mesh(hardware: Hardware, stage: StagePlan, cluster: ClusterView, rank: i
     """Where a mesh goes through several pools, its messages stay in a node as far as its ranks
     do."""
     ranks, pool = stage.mesh.ranks, cluster.pool_of(rank)
-    if cluster.pool_of(min(ranks)) is cluster.pool_of(max(ranks)):
+    if len(cluster.by_pool(ranks)) == 1:
         return hardware
     near = cluster.chips_with(pool)
     if not cluster.share_a_node(ranks):

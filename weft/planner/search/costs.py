@@ -15,7 +15,7 @@ from weft.cost.activations import stage_away
 from weft.cost.choice import StageChoice, dtype_of, gathers_keys
 from weft.cost.memory import StageMemory, experts_apart, stage_memory
 from weft.cost.sends import border_bytes, border_times, carried_part
-from weft.cost.times import BorderTimes, StageTimes
+from weft.cost.times import BorderTimes, StageTimes, shortest
 from weft.cost.timing import Hardware, stage_times
 from weft.cost.traffic import Far
 from weft.cost.work import StageWork, dividing, share
@@ -124,7 +124,7 @@ class Costs:
         self.pools, self.num_layers = pools, workload.spec.num_layers
         self.num_pipelines, self.sites = num_pipelines, sites
         self.shape = shape_of(workload.spec)
-        self.dense = self.shape.experts.dense_layers if self.shape.experts else 0
+        self.dense = self.shape.dense_layers
         """First layers that have no experts, of a model whose others have."""
         self.num_later = self.num_layers - self.dense
         """What bounds count of the layers: as if those first ones took and needed nothing."""
@@ -183,12 +183,7 @@ class Costs:
         some = self.times(rank, Held(num_layers, False, False))
         if not self.hardware(rank.pool, rank.per_node).software.stage_layers:
             return some
-        none = self.times(rank, Held(0, False, False))
-        return StageTimes(
-            forward_s=some.forward_s - none.forward_s,
-            input_grad_s=some.input_grad_s - none.input_grad_s,
-            weight_grad_s=some.weight_grad_s - none.weight_grad_s,
-        )
+        return some.without(self.times(rank, Held(0, False, False)))
 
     def _hardware(self, pool: int, per_node: int) -> Hardware:
         part = replace(self.pools[pool], chips_per_node=per_node)
@@ -278,13 +273,7 @@ class Costs:
         choice = held.of(rank.choice, self.dense)
         if not self.any_ways:
             return times(choice)
-        every = [times(way) for way in _every_way(choice)]
-        return StageTimes(
-            forward_s=min(each.forward_s for each in every),
-            input_grad_s=min(each.input_grad_s for each in every),
-            weight_grad_s=min(each.weight_grad_s for each in every),
-            update_s=min(each.update_s for each in every),
-        )
+        return shortest([times(way) for way in _every_way(choice)])
 
     def _ragged(self, rank: Rank, last: int, held: Held) -> StageTimes:
         return replace(self.times(rank, held), last=self.times(self.taking(rank, last), held))
@@ -350,13 +339,7 @@ class Costs:
         if not (first and self.dense):
             return none
         some = self.times(rank, Held(self.dense, first, last))
-        return StageTimes(
-            forward_s=min(none.forward_s, some.forward_s - self.dense * more.forward_s),
-            input_grad_s=min(none.input_grad_s, some.input_grad_s - self.dense * more.input_grad_s),
-            weight_grad_s=min(
-                none.weight_grad_s, some.weight_grad_s - self.dense * more.weight_grad_s
-            ),
-        )
+        return shortest([none, some.without(more, self.dense)])
 
     def _border(
         self, ranks: Both, sizes: tuple[int, int], reach: Reach, far: Far | None

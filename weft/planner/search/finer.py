@@ -133,7 +133,7 @@ def every_move(
 def paces_of(plan: Plan, number: int, problem: Problem) -> list[Pace]:
     """By stage. Ranks of a search's meshes are alike."""
     pipeline, shape = plan.pipelines[number], shape_of(problem.workload.spec)
-    middle = shape.experts.dense_layers if shape.experts else 0
+    middle = shape.dense_layers
     times, _ = problem.times(plan)[number]
     ways, found = ways_of_domains(plan), []
     for s, stage in enumerate(pipeline.stages):

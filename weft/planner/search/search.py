@@ -35,7 +35,7 @@ from weft.planner.search.choice import (
     used_parts,
 )
 from weft.planner.search.costs import Costs, KnownCosts
-from weft.planner.search.domains import searches_domains, with_best_domains
+from weft.planner.search.domains import have_room, searches_domains, with_best_domains
 from weft.planner.search.found import Candidate, Found, NoPlan, Pruned, together
 from weft.planner.search.frames import UNMADE
 from weft.planner.search.group import BRIEF_FIRST, UNCUT, WHOLE, Group, Kept, Ledger
@@ -103,8 +103,9 @@ def search(
     answer = found[0]
     if len(found) + len(none) > 1:
         answer = replace(nearer(together(found), problem), seconds=perf_counter() - begin)
-    short = shortages(answer.best.plan, problem.on(answer.best.cluster))
-    assert not short, f"{answer.best.name}: {short[0]}"
+    best = answer.best
+    fits_there = have_room(best.plan, problem.on(best.cluster), best.memory)
+    assert fits_there, f"{best.name}: {shortages(best.plan, problem.on(best.cluster))}"
     return answer
 
 
