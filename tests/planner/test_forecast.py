@@ -12,8 +12,15 @@ from weft.cost.sent import Way
 from weft.models.llama.sizes import SIZES
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
-from weft.planner.forecast import Forecast, forecast, peak_flops, traffic_joules
+from weft.planner.forecast import (
+    Forecast,
+    forecast,
+    memory_by_position,
+    peak_flops,
+    traffic_joules,
+)
 from weft.planner.problem import Problem, Workload
+from weft.planner.runnable import why_not_run
 
 H100, A100 = catalogue()["H100-SXM5-80GB"], catalogue()["A100-SXM4-80GB"]
 SPEC = SIZES["llama2-7b"]
@@ -57,10 +64,10 @@ def test_parts_add_up_to_the_step(two: Forecast) -> None:
         assert 0 < position.by_memory < 0.3, "large products are bound by arithmetic"
 
 
-def test_unlike_chips_of_one_mesh_count_for_themselves() -> None:
+@pytest.mark.parametrize("shares", [(), (1,) * 16], ids=["not asked", "asked"])
+def test_unlike_chips_of_one_mesh_count_for_themselves(shares: tuple[int, ...]) -> None:
     """Peak, power and time of each rank are its own chip's; a border is as fast as its slowest."""
     mesh = Mesh.of(range(16), dp=16)
-    shares = (1,) * 16
     both = StagePlan(
         mesh=mesh, layers=(0, 32), precision="bf16", device="cuda", zero=1, sample_shares=shares
     )
@@ -76,7 +83,18 @@ def test_unlike_chips_of_one_mesh_count_for_themselves() -> None:
     assert found.energy_j is not None and alike.energy_j is not None
     assert found.step_s == pytest.approx(alike.step_s, rel=0.01)
     assert found.energy_j > alike.energy_j, "a faster chip that waits takes more than that"
-    assert "8 x H100-SXM5-80GB + 8 x A100" in position.words
+    (memory,) = memory_by_position(plan, problem)
+    assert position.chips == memory.chips == "8 x H100-SXM5-80GB + 8 x A100-SXM4-80GB"
+    assert position.as_json()["chip"] == "H100-SXM5-80GB + A100-SXM4-80GB"
+
+
+def test_every_chip_of_a_mesh_needs_a_family_to_run() -> None:
+    other = catalogue()["Ascend-910B"]
+    cluster = ClusterView((MIXED.pools[0], replace(MIXED.pools[1], chip=other)))
+    plan = stages(stage(range(16), (0, 32)))
+    (why,) = why_not_run(plan, cluster)
+    assert why.startswith("Ascend-910B needs a device family 'npu'")
+    assert not why_not_run(plan, MIXED)
 
 
 def test_chips_rows_and_ranks(two: Forecast) -> None:

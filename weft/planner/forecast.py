@@ -54,9 +54,17 @@ class PositionMemory:
     pipeline: int
     stages: tuple[int, ...]
     chip: Chip
+    """Of a rank that has least room left."""
     ranks: tuple[int, ...]
     memory: Memory
-    """Of each rank."""
+    """Of that rank."""
+    kinds: Mapping[str, int]
+    """How many ranks have which chip, by its name."""
+
+    @property
+    def chips(self) -> str:
+        """``8 x H100-SXM5-80GB``; of several kinds each."""
+        return chips_in_words(self.kinds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +74,7 @@ class PositionForecast:
     pipeline: int
     stages: tuple[int, ...]
     chip: Chip
+    """Of a rank that has least room left."""
     ranks: tuple[int, ...]
     precision: Precision
     computing_s: float
@@ -79,7 +88,7 @@ class PositionForecast:
     by_memory: float
     """Part of the computing time that goes with the memory's rate, not with arithmetic."""
     memory: Memory
-    """Of each rank."""
+    """Of the rank that has least room left."""
     kinds: tuple[tuple[Chip, int, float], ...]
     """Of its ranks: each chip, how many have it, and the part of ``computing_s`` that they
     compute."""
@@ -90,22 +99,26 @@ class PositionForecast:
         return self.memory.total / (self.chip.memory_gib * 2**30)
 
     @property
+    def chips(self) -> str:
+        """``8 x H100-SXM5-80GB``; of several kinds each."""
+        of: Counter[str] = Counter()
+        for chip, number, _ in self.kinds:
+            of[chip.name] += number
+        return chips_in_words(of)
+
+    @property
     def words(self) -> str:
         """``stage 1 of pipeline 0 (8 x H100-SXM5-80GB)``."""
         many = len(self.stages) > 1
         numbers = " and ".join(map(str, self.stages))
-        of: Counter[str] = Counter()
-        for chip, number, _ in self.kinds:
-            of[chip.name] += number
-        chips = " + ".join(f"{number} x {name}" for name, number in of.items())
-        return f"stage{'s' * many} {numbers} of pipeline {self.pipeline} ({chips})"
+        return f"stage{'s' * many} {numbers} of pipeline {self.pipeline} ({self.chips})"
 
     def as_json(self) -> dict[str, object]:
         """Which it is, as ``--json`` prints it."""
         return {
             "pipeline": self.pipeline,
             "stages": list(self.stages),
-            "chip": self.chip.name,
+            "chip": " + ".join(dict.fromkeys(chip.name for chip, _, _ in self.kinds)),
             "num_ranks": len(self.ranks),
         }
 
@@ -212,6 +225,7 @@ def memory_by_position(plan: Plan, problem: Problem) -> list[PositionMemory]:
             chip=problem.cluster.pool_of(first).chip,
             ranks=stage.mesh.ranks,
             memory=memory[first],
+            kinds=Counter(problem.cluster.pool_of(rank).chip.name for rank in stage.mesh.ranks),
         )
         for number, pipeline in enumerate(plan.pipelines)
         for stages in pipeline.positions()
@@ -269,20 +283,25 @@ def forecast(plan: Plan, problem: Problem, *, time: StepTime | None = None) -> F
 def _kinds(
     pipeline: PipelinePlan, stages: tuple[int, ...], problem: Problem
 ) -> Iterator[tuple[Chip, int, float]]:
-    """Of a position's ranks: alike where they have no weights of samples; else each by itself."""
+    """Of a position's ranks: those of a pool alike where they have no weights of samples; else
+    each by itself."""
     stage, work = pipeline.stages[stages[0]], problem.workload
-    pools = [problem.cluster.pool_of(rank) for rank in stage.mesh.ranks]
-    if not stage.is_uneven:
-        yield pools[0].chip, len(pools), 1.0
-        return
+    every = problem.cluster.by_pool(stage.mesh.ranks)
+    if stage.is_uneven:
+        every = [(pool, [rank]) for pool, ranks in every for rank in ranks]
     shape = shape_of(work.spec)
     took = []
-    for rank, pool in zip(stage.mesh.ranks, pools, strict=True):
+    for pool, (rank, *_) in every:
         cost = problem.knowledge.hardware_of(pool).chip
         each = (choice_of(pipeline, number, work.seq_len, rank=rank).work for number in stages)
         took.append(sum(compute_seconds(shape, part, cost).whole_s for part in each))
-    for pool, seconds in zip(pools, took, strict=True):
-        yield pool.chip, 1, seconds / max(took)
+    for (pool, ranks), seconds in zip(every, took, strict=True):
+        yield pool.chip, len(ranks), seconds / max(took)
+
+
+def chips_in_words(kinds: Mapping[str, int]) -> str:
+    """``8 x H100-SXM5-80GB + 8 x A100-SXM4-80GB``."""
+    return " + ".join(f"{number} x {name}" for name, number in kinds.items())
 
 
 def peak_dtype(chip: Chip, precision: Precision, *, tf32: bool) -> Dtype | None:

@@ -16,8 +16,8 @@ def why_not_run(plan: Plan, cluster: ClusterView) -> tuple[str, ...]:
     Args:
         cluster: The chips that the ranks of the plan count through.
     """
-    chips = [cluster.pool_of(stage.mesh.ranks[0]).chip for _, _, stage in plan.stages()]
-    return tuple(dict.fromkeys(_no_family(chips)))
+    every = (cluster.by_pool(stage.mesh.ranks) for _, _, stage in plan.stages())
+    return tuple(dict.fromkeys(_no_family(pool.chip for pools in every for pool, _ in pools)))
 
 
 def why_never_run(cluster: ClusterView, groups: Sequence[Sequence[int]]) -> str:

@@ -5,6 +5,7 @@ What ranks compute on the processor take of one memory together; a card's memory
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -102,6 +103,7 @@ def positions_here(resolved: Resolved, ranks: Sequence[int]) -> list[PositionMem
             chip=chips.get(here[0], pool.chip),
             ranks=here,
             memory=memory[max(here, key=lambda rank: memory[rank].total)],
+            kinds=Counter(chips.get(rank, pool.chip).name for rank in here),
         )
         for number, pipeline in enumerate(plan.pipelines)
         for stages in pipeline.positions()

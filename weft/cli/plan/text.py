@@ -176,7 +176,7 @@ def _how_sure(outlook: Outlook) -> Iterator[str]:
 def _energy_and_price(outlook: Outlook) -> Iterator[str]:
     """What each token costs; where only some chips' values are known, what is missing."""
     cast = outlook.forecast
-    powers = {p.chip.name: p.chip.power_w for p in cast.positions}
+    powers = {chip.name: chip.power_w for p in cast.positions for chip, _, _ in p.kinds}
     prices = {pool.chip.name: pool.price_per_hour for pool in outlook.cluster.pools}
     if cast.joules_per_token is not None:
         node, across = (JOULES_PER_BYTE[reach] / 8 * 1e12 for reach in ("node", "across"))
@@ -268,8 +268,7 @@ def _figures(position: PositionMemory | PositionForecast) -> tuple[str, tuple[fl
     parts = position.memory.by_category()
     named = [parts[name] / 2**30 for name in _CATEGORIES]
     total = position.memory.total / 2**30
-    chip = f"{len(position.ranks)} x {position.chip.name}"
-    return chip, (total, position.chip.memory_gib, *named, total - sum(named))
+    return position.chips, (total, position.chip.memory_gib, *named, total - sum(named))
 
 
 def folded(lines: Sequence[str], most: int = MOST_ROWS) -> Iterator[str]:
