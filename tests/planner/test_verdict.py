@@ -10,7 +10,8 @@ from planner.lines import drawn
 
 from benchmarks.every_plan import CASES, WITHOUT_LIMIT, every_pipeline, fits
 from weft.cluster.view import ClusterView
-from weft.plan.plan import Plan
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan
 from weft.planner.explain import Comparison, compare
 from weft.planner.forecast import forecast
 from weft.planner.problem import Options, Problem
@@ -150,3 +151,16 @@ def test_a_pool_in_two_pipelines_is_outside() -> None:
     ]
     with pytest.raises(OutsideError, match="alike there, and in one pipeline"):
         lines_of(Plan(num_layers=5, pipelines=tuple(alone)), CASE.cluster)
+
+
+def test_unlike_chips_as_one_mesh_are_outside() -> None:
+    """However even their parts, and however alike a mesh of one kind beside them."""
+    (stage,) = (
+        replace(stage, mesh=Mesh.of(range(2), dp=2), layers=(0, 5))
+        for stage in on_a100s().pipelines[0].stages[:1]
+    )
+    plan = Plan(num_layers=5, pipelines=(PipelinePlan(stages=(stage,), samples=2, microbatch=2),))
+    with pytest.raises(OutsideError, match="meshes of unlike chips apart"):
+        lines_of(plan, CASE.cluster)
+    alike = plan.each(lambda stage: replace(stage, mesh=Mesh.of(range(1, 3), dp=2)))
+    assert lines_of(alike, CASE.cluster)

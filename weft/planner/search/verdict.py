@@ -34,6 +34,7 @@ from weft.schedules.registry import SCHEDULES
 
 _FINE = 1e-4
 """Relative; bounds are told that exactly."""
+_AT_LAST = "only in the few plans it ends with"
 
 
 _ONLY_WHERE = "only where nothing fits without, and then for all stages before some take it back"
@@ -159,16 +160,17 @@ def _line(pipeline: PipelinePlan, cluster: ClusterView) -> Line:
 
 def _section(stage: StagePlan, cluster: ClusterView) -> Section:
     """One mesh."""
-    if stage.passes > 1:
-        raise OutsideError("it tries no passes")
-    if stage.pieces > 1:
-        raise OutsideError("it sends everything inside layers in one piece")
-    if stage.expert_pieces > 1:
-        raise OutsideError("it tries pieces of tokens only in the few plans it ends with")
-    if stage.head_ways > 1:
-        raise OutsideError("it divides heads among neighbours only in the few plans it ends with")
-    if stage.scores != "blocks":
-        raise OutsideError("it keeps no rows of scores")
+    kinds = {pool.chip.name for pool, _ in cluster.by_pool(stage.mesh.ranks)}
+    for is_so, words in (
+        (stage.passes > 1, "it tries no passes"),
+        (stage.pieces > 1, "it sends everything inside layers in one piece"),
+        (stage.expert_pieces > 1, f"it tries pieces of tokens {_AT_LAST}"),
+        (stage.head_ways > 1, f"it divides heads among neighbours {_AT_LAST}"),
+        (stage.scores != "blocks", "it keeps no rows of scores"),
+        (len(kinds) > 1, "it weighs meshes of unlike chips apart, by other ways"),
+    ):
+        if is_so:
+            raise OutsideError(words)
     first = 0
     for number, pool in enumerate(cluster.pools):
         if stage.mesh.ranks[0] < first + pool.num_chips:
