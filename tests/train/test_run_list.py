@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.train import run_list
 from weft.train.run_folder import RunFolder
 from weft.train.run_list import (
+    change_in_words,
     chosen,
     delete_run,
     list_runs,
@@ -256,3 +258,19 @@ def test_plans_that_differ_in_unlike_parts_are_called_so() -> None:
     like = plan.each(lambda stage: replace(stage, mesh=replace(stage.mesh, unlike=())))
     words = [plan_in_words(each) for each in (plan, like)]
     assert words == ["2 ranks: tp 2 (3:1)", "2 ranks: tp 2"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layers": (0, 2)}, "2 ranks: dp 2, in another order"),
+        ({"sample_shares": (2, 1)}, "2 ranks: dp 2, with 2:1 shares instead of even"),
+        ({"mesh": Mesh.of(range(2), tp=2)}, "2 ranks: tp 2, instead of 2 ranks: dp 2"),
+    ],
+)
+def test_what_differs_of_plans_is_said(change: dict[str, Any], words: str) -> None:
+    stage = StagePlan(mesh=Mesh.of(range(2), dp=2), layers=(0, 2))
+    line = PipelinePlan(stages=(stage,), samples=4, microbatch=2)
+    plan = Plan(num_layers=2, pipelines=(line,))
+    after = plan.each(lambda stage: replace(stage, **change))
+    assert change_in_words(plan, after) == words

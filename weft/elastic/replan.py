@@ -25,7 +25,7 @@ from weft.resolve.prediction import PREDICTION_FILE, Prediction, predict_run
 from weft.resolve.queues import queues_for, refuse_few_queues
 from weft.resolve.resolve import Resolved, is_counted, resolve
 from weft.train.job import Job
-from weft.train.run_list import plan_in_words
+from weft.train.run_list import change_in_words
 
 
 class Replans:
@@ -104,10 +104,7 @@ class Replans:
         loaded = asking_of(self._loaded, better.plan)
         resolved = resolve(loaded, self._machine, plan=better.plan, why=["planned again"])
         refuse_move(self._loaded, resolved, self.job.plan)
-        before = self.job.plan
         words = self._take(resolved, better.seats, better)
-        if plan_in_words(before) == plan_in_words(better.plan):
-            words = f"{plan_in_words(before)}, {_differing(before, better.plan)}"
         return f"{words}{_in_seconds(better.now_s, better.step_s)}"
 
     def check(self, plan: Plan) -> None:
@@ -169,7 +166,7 @@ class Replans:
             peaks=peaks_here(resolved, range(plan.world_size)),
             files={**self.job.files, **files},
         )
-        return f"{plan_in_words(plan)}, instead of {plan_in_words(before)}"
+        return change_in_words(before, plan)
 
 
 def _beside(before: Prediction | None, after: Prediction) -> str:
@@ -179,19 +176,6 @@ def _beside(before: Prediction | None, after: Prediction) -> str:
     if was is None or now is None:
         return ""
     return _in_seconds(was, now)
-
-
-def _differing(before: Plan, after: Plan) -> str:
-    """Of plans that are the same in few words."""
-    both = before, after
-    was, now = (" + ".join(f"{p.samples}" for p in plan.pipelines) for plan in both)
-    if was != now:
-        return f"with {now} samples instead of {was}"
-    was, now = (
-        " + ".join(f"{stage.layers[1] - stage.layers[0]:g}" for _, _, stage in plan.stages())
-        for plan in both
-    )
-    return f"with {now} layers instead of {was}" if was != now else "in another order"
 
 
 def _in_seconds(was: float, now: float) -> str:

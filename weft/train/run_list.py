@@ -362,3 +362,28 @@ def plan_in_words(plan: Plan) -> str:
         shapes.append(" x ".join([*depth, *sizes]))
     words = " + ".join(shape or "1" for shape in shapes)
     return ranks if words == "1" else f"{ranks}: {words}"
+
+
+def change_in_words(before: Plan, after: Plan) -> str:
+    """``3 ranks: dp 3, instead of 2 ranks: dp 2``; of plans that are the same in few words, what
+    differs in more."""
+    was, now = plan_in_words(before), plan_in_words(after)
+    return f"{now}, instead of {was}" if was != now else f"{now}, {_differing(before, after)}"
+
+
+def _differing(before: Plan, after: Plan) -> str:
+    """Of plans that are the same in few words."""
+    both = [*zip(_parts(before).items(), _parts(after).values(), strict=True)]
+    found = (f"with {now} {name} instead of {was}" for (name, was), now in both if now != was)
+    return next(found, "in another order")
+
+
+def _parts(plan: Plan) -> dict[str, str]:
+    """What of a step is whose."""
+    stages = [stage for _, _, stage in plan.stages()]
+    each = {
+        "samples": [f"{pipeline.samples}" for pipeline in plan.pipelines],
+        "layers": [f"{stage.layers[1] - stage.layers[0]:g}" for stage in stages],
+        "shares": [":".join(map(str, stage.sample_shares)) or "even" for stage in stages],
+    }
+    return {name: " + ".join(values) for name, values in each.items()}

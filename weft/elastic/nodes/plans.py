@@ -25,7 +25,7 @@ from weft.resolve.prediction import PREDICTION_FILE, predict_run
 from weft.resolve.queues import queues_for
 from weft.resolve.resolve import Resolved, resolve
 from weft.train.job import Job
-from weft.train.run_list import last_step, plan_in_words
+from weft.train.run_list import change_in_words, last_step
 
 HEAD = 0
 """Index of its machine."""
@@ -87,7 +87,7 @@ class NodePlans:
         before = self.job.plan
         self._take(plan, places, seats, ["asked for"])
         self._first, self._first_places = self.job, places
-        return f"{plan_in_words(plan)}, instead of {plan_in_words(before)}"
+        return change_in_words(before, plan)
 
     def _asked(self, plan: Plan) -> tuple[tuple[Place, ...], Sequence[int]]:
         """Places for the ranks of a plan, and the processes that they keep."""
@@ -145,7 +145,7 @@ class NodePlans:
             raise ConfigErrors([ConfigError("recovery.when_lost", "replan", expected)])
         before = self.job.plan
         self._take(plan, places, [seat for _, seat in seats], notes)
-        return f"{plan_in_words(plan)}, instead of {plan_in_words(before)}; {why}"
+        return f"{change_in_words(before, plan)}; {why}"
 
     def _of_sites(self, kept: Sequence[int]) -> tuple[Plan, str, list[tuple[int, int]]]:
         """Whole pipelines of those ranks go on in their seats: who is away is left out until all of
