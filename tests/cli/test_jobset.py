@@ -64,8 +64,8 @@ JOBSET = {
 https://kubernetes.io/docs/reference/kubernetes-api/: ``!`` is required, ``*`` any name."""
 
 MACHINES = [
-    *(Machine("2 x H100", 2 * n, 2, f"h{n}", has_cards=True) for n in range(3)),
-    *(Machine("4 x A100", 6 + 4 * n, 4, f"a{n}", has_cards=True) for n in range(2)),
+    *(Machine("2 x H100", 2 * n, 2, f"h{n}", True, 0) for n in range(3)),
+    *(Machine("4 x A100", 6 + 4 * n, 4, f"a{n}", True, 1) for n in range(2)),
 ]
 TRAIN = ["weft", "train", "demo", "data.path=my 'own' $text;.txt", "plan.file=p.json"]
 

@@ -202,14 +202,20 @@ def _at_sites(
 
 
 def _refuse_shared_hosts(view: ClusterView) -> None:
-    """A host has the chips of one pool, or of all pools in one node."""
+    """A host has the chips of one pool, or of all pools in one node, which is that host."""
     homes: dict[str, str] = {}
+    named: dict[str, tuple[int, tuple[str, ...]]] = {}
     for number, pool in enumerate(view.pools):
         home = f"node {pool.node}" if pool.node else f"pools[{number}]"
         for host in pool.hosts:
             if homes.setdefault(host, home) != home:
                 expected = f"hosts of its own; {homes[host]} has this one"
                 raise ConfigError(f"pools[{number}].hosts", host, expected)
+        if pool.node and pool.hosts:
+            other, hosts = named.setdefault(pool.node, (number, pool.hosts))
+            if hosts != pool.hosts:
+                expected = f"{list(hosts)}, as pools[{other}] has it of the same node"
+                raise ConfigError(f"pools[{number}].hosts", list(pool.hosts), expected)
 
 
 def _refuse_own(own: OwnChip, key: str, before: Sequence[OwnChip]) -> None:

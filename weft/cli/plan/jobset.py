@@ -48,7 +48,10 @@ def jobset(name: str, train: Sequence[str], machines: Sequence[Machine]) -> str:
         "metadata": {"name": label},
         "spec": {"failurePolicy": {"maxRestarts": RESTARTS}, "replicatedJobs": jobs},
     }
-    kinds = (f"# nodes-{number}: {g[0].chips}\n" for number, g in enumerate(alike(machines)))
+    kinds = (
+        f"# nodes-{number}: {group[0].chips}, pools[{group[0].pool}] of the cluster\n"
+        for number, group in enumerate(alike(machines))
+    )
     return _HEADING + "".join(kinds) + yaml.safe_dump(manifest, sort_keys=False, width=1000)
 
 

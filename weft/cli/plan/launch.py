@@ -12,9 +12,9 @@ from shlex import join, quote
 
 from weft.cli.plan.jobset import jobset
 from weft.cli.plan.launch_machine import PORT, Machine, alike
-from weft.cluster.cluster import HOST, catalogue
+from weft.cluster.cluster import HOST
 from weft.config.errors import ConfigError
-from weft.plan.plan_file import NodesUsed, PlanFile
+from weft.plan.plan_file import PlanFile
 
 NO_NAME = "$MASTER_ADDR"
 _STEP = """\
@@ -85,7 +85,7 @@ def launch_of_nodes(name: str, train: Sequence[str], file: PlanFile) -> Launch:
     Raises:
         ConfigError: the ranks of one machine are not consecutive.
     """
-    machines = list(_machines(file.chips))
+    machines = list(_machines(file))
     assert sum(machine.num_ranks for machine in machines) == file.plan.world_size, file.chips
     if len(machines) == 1:
         commands: tuple[str, ...] = (join(train),)
@@ -104,12 +104,12 @@ def launch_of_nodes(name: str, train: Sequence[str], file: PlanFile) -> Launch:
     )
 
 
-def _machines(chips: Sequence[NodesUsed]) -> Iterator[Machine]:
+def _machines(file: PlanFile) -> Iterator[Machine]:
     """Node by node; what several pools have in one machine is of one node."""
     first, seen = 0, set[str]()
-    numbered = enumerate(chips)
+    numbered = enumerate(file.chips)
     for key, same in groupby(numbered, key=lambda each: each[1].node or each[0]):
-        parts = [used for _, used in same]
+        numbers, parts = zip(*same, strict=True)
         if isinstance(key, str):
             if key in seen:
                 hint = "Write the pools of one machine one after another."
@@ -118,17 +118,19 @@ def _machines(chips: Sequence[NodesUsed]) -> Iterator[Machine]:
             seen.add(key)
         words = ", ".join(f"{used.chips_per_node} x {used.chip}" for used in parts)
         num_ranks = sum(used.chips_per_node for used in parts)
-        hosts = parts[0].hosts
+        hosts = next((used.hosts for used in parts if used.hosts), ())
         for number in range(parts[0].nodes):
-            host = hosts[number] if hosts else ""
-            yield Machine(words, first, num_ranks, host, any(map(_is_card, parts)))
+            devices = file.plan.devices[first : first + num_ranks]
+            yield Machine(
+                chips=words,
+                first=first,
+                num_ranks=num_ranks,
+                host=hosts[number] if hosts else "",
+                has_cards=any(device != HOST for device in devices),
+                pool=parts[0].pool,
+                named=1 + numbers[0] if hosts else 0,
+            )
             first += num_ranks
-
-
-def _is_card(used: NodesUsed) -> bool:
-    """Not known of chips that a file describes, so yes."""
-    chip = catalogue().get(used.chip)
-    return chip is None or chip.device != HOST
 
 
 def _in_words(number: int, machine: Machine) -> str:
@@ -178,7 +180,8 @@ def _sbatch(name: str, train: Sequence[str], machines: Sequence[Machine]) -> str
 
 def _component(group: Sequence[Machine]) -> Iterator[str]:
     first = group[0]
-    yield f"# {len(group)} nodes with {first.chips}; say here which, such as:"
+    nodes = f"{len(group)} node{'s' * (len(group) > 1)}"
+    yield f"# {nodes} with {first.chips}, pools[{first.pool}] of the cluster; say here which:"
     yield "##SBATCH --partition=NAME --constraint=NAME"
     yield f"#SBATCH --nodes={len(group)}"
     yield "#SBATCH --ntasks-per-node=1"

@@ -22,9 +22,14 @@ class Machine:
     host: str
     """Empty where nobody said it."""
     has_cards: bool
+    pool: int
+    """Number of its pool in the cluster, which says where it is and how it is connected."""
+    named: int = 0
+    """Which of those whose hosts were named together, if they were."""
 
 
 def alike(machines: Sequence[Machine]) -> list[list[Machine]]:
-    """Neighbours that have the same chips and as many ranks together."""
-    kinds = groupby(machines, key=lambda each: (each.chips, each.num_ranks))
+    """Neighbours of one pool with as many ranks, which may be any of its nodes, or of those that
+    were named together."""
+    kinds = groupby(machines, key=lambda each: (each.pool, each.named, each.chips, each.num_ranks))
     return [list(same) for _, same in kinds]
