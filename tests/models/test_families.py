@@ -70,7 +70,7 @@ def with_package(patch: pytest.MonkeyPatch, name: str, value: str) -> Registry[F
     """Our families, and one of an installed package."""
     points = EntryPoints([EntryPoint(name, value, "weft.families")])
     patch.setattr(names, "entry_points", lambda group: points.select(group=group))
-    return Registry("weft.models", folder="family", entry="FAMILY", group="weft.families")
+    return Registry(Family, "weft.models", folder="family", entry="FAMILY", group="weft.families")
 
 
 def test_an_installed_package_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +80,20 @@ def test_an_installed_package_that_cannot_be_imported(monkeypatch: pytest.Monkey
     assert section_of("families", "family", {"family": "gpt2"}).family == "gpt2"
     with pytest.raises(ConfigError, match=r"weft\.families: broken = .*no_such_sdk"):
         section_of("families", "family", {"family": "broken"})
+
+
+def test_what_a_package_cannot_bring_is_nobodys_who_does_not_name_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It lacks its module, or names no family; names of others, and what they are, stay known."""
+    ours = {family.name: family for family in FAMILIES.imported()}
+    for value, why in (("no_such_sdk:FAMILY", "no_such_sdk"), (f"{__name__}:ROW", "It is a")):
+        registry = with_package(monkeypatch, "broken", value)
+        assert list(registry) == [*ours, "broken"]
+        assert list(registry.items()) == list(ours.items())
+        assert list(registry.values()) == list(ours.values())
+        with pytest.raises(ConfigError, match=why):
+            registry["broken"]
 
 
 def test_an_entry_has_the_name_it_was_asked_for_by(monkeypatch: pytest.MonkeyPatch) -> None:

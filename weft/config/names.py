@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import redirect_stdout
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
+from contextlib import redirect_stdout, suppress
 from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
@@ -40,7 +40,11 @@ Entry = TypeVar("Entry", bound=Named)
 class Registry(Mapping[str, Entry]):
     """Entries by name: ours in their order, those that were added, those of installed packages.
 
+    Names are all there are. ``items`` and ``values`` pass over what an installed package cannot
+    bring: who names that is told why.
+
     Args:
+        kind: Of every entry.
         package: Our own are in its modules.
         entry: Name of the constant that holds one; a module without it is none.
         folder: Where each entry is a folder: the module in it that holds the constant.
@@ -48,8 +52,10 @@ class Registry(Mapping[str, Entry]):
             whose instance is one; its package is imported when the name is first asked for.
     """
 
-    def __init__(self, package: str, *, entry: str, group: str, folder: str = "") -> None:
-        self._package, self._folder = package, folder
+    def __init__(
+        self, kind: type, package: str, *, entry: str, group: str, folder: str = ""
+    ) -> None:
+        self._kind, self._package, self._folder = kind, package, folder
         self._entry, self._group = entry, group
 
     def add(self, entry: Entry) -> None:
@@ -87,10 +93,26 @@ class Registry(Mapping[str, Entry]):
         """
         key = f"{self._group}: {point.name}"
         entry: Entry = imported(key, point, _object)
-        name = getattr(entry, "name", None)
-        if name != point.name:
-            raise ConfigError(key, point.value, "an entry of that name", f"Its name is {name!r}.")
+        is_one = isinstance(entry, self._kind)
+        if not is_one:
+            expected = f"a {self._kind.__module__}.{self._kind.__name__}"
+            raise ConfigError(key, point.value, expected, f"It is a {type(entry).__name__}.")
+        if entry.name != point.name:
+            said = f"Its name is {entry.name!r}."
+            raise ConfigError(key, point.value, "an entry of that name", said)
         return entry
+
+    def items(self) -> ItemsView[str, Entry]:
+        """Those that there are in fact."""
+        found: dict[str, Entry] = {}
+        for name in self:
+            with suppress(ConfigError):
+                found[name] = self[name]
+        return found.items()
+
+    def values(self) -> ValuesView[Entry]:
+        """Those that there are in fact."""
+        return dict(self.items()).values()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._found)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import SchemaValidator, core_schema
 
-from weft.config.errors import ConfigError
 from weft.config.names import names_of, registry_of
 
 
@@ -80,14 +78,9 @@ def section_of(kind: str, key: str, data: Mapping[str, Any]) -> Any:
 
 
 def _sections(kind: str) -> dict[str, type[BaseModel]]:
-    """Those that entries bring; some are for programs alone and have none. An installed package
-    that cannot be imported has none to bring: who names it is told why."""
-    registry, sections = registry_of(kind), dict[str, type[BaseModel]]()
-    for name in registry:
-        with suppress(ConfigError):
-            if (section := registry[name].config) is not None:
-                sections[name] = section
-    return sections
+    """Those that entries bring; some are for programs alone and have none."""
+    every = registry_of(kind).items()
+    return {name: entry.config for name, entry in every if entry.config is not None}
 
 
 def _choice(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from weft.nn.stage import Stage
 
 FAMILIES: Registry[Family[Any]] = Registry(
-    "weft.models", folder="family", entry="FAMILY", group="weft.families"
+    Family, "weft.models", folder="family", entry="FAMILY", group="weft.families"
 )
 """Every folder beside this file, and what installed packages name as ``weft.families``."""
 

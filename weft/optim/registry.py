@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weft.optim.rule import Rule
 
 OPTIMIZERS: Registry[Kind] = Registry(
-    "weft.optim", folder="optimizer", entry="OPTIMIZER", group="weft.optimizers"
+    Kind, "weft.optim", folder="optimizer", entry="OPTIMIZER", group="weft.optimizers"
 )
 """Every folder beside this file, and what installed packages name so."""
 

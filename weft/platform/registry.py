@@ -7,7 +7,9 @@ from weft.config.errors import ConfigError
 from weft.config.names import Registry
 from weft.platform.base import Platform
 
-PLATFORMS: Registry[Platform] = Registry("weft.platform", entry="PLATFORM", group="weft.platforms")
+PLATFORMS: Registry[Platform] = Registry(
+    Platform, "weft.platform", entry="PLATFORM", group="weft.platforms"
+)
 """Every file beside this one that has a ``PLATFORM``, and those of installed packages, which name
 theirs so: ``chipx = "weft_chipx:ChipxPlatform"``."""
 

@@ -49,7 +49,7 @@ class PipelineSchedule:
 
 
 SCHEDULES: Registry[PipelineSchedule] = Registry(
-    "weft.schedules", entry="SCHEDULE", group="weft.schedules"
+    PipelineSchedule, "weft.schedules", entry="SCHEDULE", group="weft.schedules"
 )
 """Every file beside this one that has a ``SCHEDULE``, and those of installed packages."""
 
@@ -112,4 +112,4 @@ def expected_positions(pipeline: PipelinePlan) -> list[tuple[int, ...]]:
 
 def by_preference() -> tuple[str, ...]:
     """The names, in the order in which the planner prefers them among equals."""
-    return tuple(sorted(SCHEDULES, key=lambda name: SCHEDULES[name].preference))
+    return tuple(s.name for s in sorted(SCHEDULES.values(), key=lambda s: s.preference))
