@@ -1,6 +1,7 @@
 """Calibration: a run folder made by hand, the corrections it brings, and what is refused."""
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -151,6 +152,30 @@ def test_runs_that_say_nothing_are_refused(
     run = write_run(tmp_path / "run", slower=slower, more_bytes=0, steps=steps)
     with pytest.raises(ConfigError, match=message):
         calibrated(run, node, profiles)
+
+
+@pytest.mark.parametrize("value", ["NaN", "0", "Infinity", "-1.5", '"x"'])
+def test_steps_of_unknown_time_teach_nothing(value: str, tmp_path: Path) -> None:
+    """As many others say what they would without them; of too few, or no memory, none does."""
+    run = write_run(tmp_path / "run", slower=1.5, more_bytes=0, steps=14)
+    file = run / "metrics.jsonl"
+    *first, last = lines = file.read_text().splitlines()
+    whole = calibrated(run, NODE, [PROFILE]).after.corrections
+    assert whole.compute > 1.4
+
+    def damaged(line: str) -> str:
+        return re.sub(r'("step_time_s": )[^,]*', rf"\g<1>{value}", line)
+
+    file.write_text("\n".join([*first, damaged(last), *map(damaged, first[-4:])]))
+    assert calibrated(run, NODE, [PROFILE]).after.corrections == whole
+    file.write_text("\n".join([lines[0], *map(damaged, lines[1:])]))
+    with pytest.raises(ConfigError, match="RUN = '1 steps'"):
+        calibrated(run, NODE, [PROFILE])
+    file.write_text("\n".join(lines))
+    measured = f'{{"prediction": {{"measured": {{"memory_gib": [{value}, 1.0]}}}}}}'
+    (run / "summary.json").write_text(measured)
+    with pytest.raises(ConfigError, match="how much memory"):
+        calibrated(run, NODE, [PROFILE])
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import inf, sqrt
 from pathlib import Path
 
 from weft.cluster.cluster import Node
@@ -139,19 +139,17 @@ def _took(run: RunFiles) -> _Took:
     if run.plan is None or run.cluster is None:
         problem = f"{run.problems[0]}." if run.problems else "plan.json or cluster.json is missing."
         raise ConfigError("RUN", str(run.folder), "the folder of a run", problem)
-    steady = len(run.steps) - WARM_UP_STEPS
-    if steady < LEAST_STEPS:
-        expected = f"a run of at least {LEAST_STEPS + WARM_UP_STEPS} steps"
-        raise ConfigError("RUN", f"{len(run.steps)} steps", expected)
+    steps = [step for step in run.steps if 0 < step.step_time_s < inf]
+    if len(steps) - WARM_UP_STEPS < LEAST_STEPS:
+        expected = f"a run of at least {LEAST_STEPS + WARM_UP_STEPS} steps whose time is known"
+        raise ConfigError("RUN", f"{len(steps)} steps", expected)
     try:
         resolved = resolve(load_config(str(run.folder / CONFIG_FILE)), run.cluster, plan=run.plan)
     except ConfigErrors as errors:
         raise ConfigError("RUN", str(run.folder), "the folder of a run", str(errors)) from errors
-    by_rank = run.summary.get("prediction", {}).get("measured", {}).get("memory_gib")
-    most = run.steps[-1].memory_gib
-    memory = by_rank or [most] * run.plan.world_size
-    found = measured(run.steps, memory_gib=memory, sent_mb=0.0)
-    assert found.step_time_s is not None, f"{len(run.steps)} steps and no time"
+    memory = _memory_gib(run, [steps[-1].memory_gib] * run.plan.world_size)
+    found = measured(steps, memory_gib=memory, sent_mb=0.0)
+    assert found.step_time_s is not None, f"{len(steps)} steps and no time"
     return _Took(
         plan=run.plan,
         spec=resolved.spec,
@@ -160,6 +158,14 @@ def _took(run: RunFiles) -> _Took:
         step_s=found.step_time_s,
         memory_bytes=tuple(gib * 2**30 for gib in found.memory_gib),
     )
+
+
+def _memory_gib(run: RunFiles, most: list[float]) -> list[float]:
+    """Of each rank; ``most``: what to take where only the most of a rank is known."""
+    by_rank = run.summary.get("prediction", {}).get("measured", {}).get("memory_gib") or most
+    if not all(isinstance(gib, float) and 0 < gib < inf for gib in by_rank):
+        raise ConfigError("RUN", str(run.folder), "a run that says how much memory its ranks had")
+    return list(by_rank)
 
 
 def _corrected(profile: Profile, node: Node, took: _Took) -> Profile:
