@@ -125,6 +125,8 @@ def test_the_band_grows_with_rounding_depth_and_step_and_shrinks_with_tokens() -
     assert band(layers=15) == pytest.approx(2 * band(), rel=1e-2)
     assert band(tokens=4 * 4096) == pytest.approx(band() / 2, rel=1e-2)
     assert band(at=10_000) == pytest.approx(100 * band(at=100) / math.sqrt(2), rel=1e-2)
+    with pytest.raises(ConfigError, match=r"compute\.precision = 'bf17': expected one of"):
+        band("bf17")
     tensor = tensor_band("fp64", 128, depth=4, step=1)
     assert tensor == pytest.approx(8 * math.sqrt(129) * 2**-53 * 2)
 

@@ -145,7 +145,13 @@ def test_a_choice_is_kept_until_the_question_changes(tmp_path: Path) -> None:
         "is ['4 Abacus core of 2.0 GiB']"
     )
     assert "recompute was 'auto', is 'full'" in again("compute.recompute=full").notes[0]
-    for broken in ("{", "[]", '{"asked": {}}', '{"asked": 1, "notes": [], "plan": {}}'):
+    for broken in (
+        "{",
+        "[]",
+        '{"asked": {}}',
+        '{"asked": 1, "notes": [], "plan": {}}',
+        '{"plan": 3}',
+    ):
         (tmp_path / AUTO_FILE).write_text(broken)
         assert again().plan == first.plan
 

@@ -19,6 +19,7 @@ from weft.config.errors import ConfigError
 from weft.cost.rates import compute_seconds
 from weft.cost.times import BorderTimes
 from weft.cost.work import StageWork
+from weft.elastic.failure import Failure, RanksFailedError
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES, shape_of
 from weft.plan.mesh import Mesh
@@ -365,6 +366,19 @@ def test_the_command_plays_what_it_predicted(
         [part * least / played["step_s"] for part in found["busy"]], rel=1e-2
     )
     assert [path.name for path in here.iterdir()] == ["c.yaml"]
+
+
+def test_a_rank_that_is_lost_ends_it_in_words(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody ended its process, as the system does where memory is short."""
+
+    def lost(*_: object, **__: object) -> None:
+        raise RanksFailedError([Failure(1, "signal", "the process died")])
+
+    monkeypatch.setattr(WorkerPool, "run", lost)
+    assert run(["lab", "c.yaml", "--virtual", "--", "weft", "train", "debug"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "error: rank 1: the process died"
 
 
 def test_the_planner_plans_for_virtual_chips(

@@ -14,7 +14,7 @@ from weft.cli.output import err, out, print_json
 from weft.cli.target import OVERRIDES, load
 from weft.cluster.cluster import Cluster
 from weft.cluster.cluster_file import read_cluster
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, RunError
 from weft.config.load import Loaded
 from weft.elastic.signals import interrupted_once
 from weft.lab.faults import Fault
@@ -119,12 +119,16 @@ def run_virtual(virtual: VirtualCluster, *, plays: bool, json: bool) -> None:
         if json:
             print_json(prediction.as_json())
         return
+    from weft.elastic.failure import RanksFailedError
     from weft.virtual.play import play
 
     if not json:
         err.print("[lab] playing it: a process a chip, which sleeps instead of computing")
-    with interrupted_once():
-        played = play(virtual, prediction)
+    try:
+        with interrupted_once():
+            played = play(virtual, prediction)
+    except RanksFailedError as error:
+        raise RunError(str(error)) from error
     if json:
         print_json({**prediction.as_json(), "predicted": False, "played": asdict(played)})
         return

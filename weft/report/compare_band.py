@@ -18,17 +18,23 @@ from math import sqrt
 
 from weft.plan.plan import Precision
 from weft.precision.registry import PRECISIONS
+from weft.precision.roles import Roles
 
 
 def coarser(precisions: Iterable[Precision]) -> Precision:
     """The one that rounds most."""
-    return max(precisions, key=lambda name: PRECISIONS[name].roundoff)
+    return max(precisions, key=lambda name: _roles(name).roundoff)
 
 
 def operation_error(precision: Precision, d_model: int) -> float:
     """``e``: relative difference of two ways of doing one operation."""
-    roles = PRECISIONS[precision]
+    roles = _roles(precision)
     return sqrt(roles.roundoff**2 + d_model * roles.sum_roundoff**2)
+
+
+def _roles(precision: Precision) -> Roles:
+    """Raises ConfigError: a run had one of a package that is not installed here."""
+    return PRECISIONS.named("compute.precision", precision)
 
 
 TENSOR_SAFETY = 8.0

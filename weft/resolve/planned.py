@@ -360,7 +360,7 @@ def _saved(folder: Path) -> Chosen | None:
     """What the run's last start chose; None where that is not there, or no longer whole."""
     try:
         return Chosen.from_json((folder / AUTO_FILE).read_text("utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
         return None
 
 
