@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from weft.planner.search.choice import (
     used_cluster,
     used_parts,
 )
+from weft.planner.search.collected import seldom_collected
 from weft.planner.search.costs import Costs, KnownCosts
 from weft.planner.search.domains import have_room, searches_domains, with_best_domains
 from weft.planner.search.found import Candidate, Found, NoPlan, Pruned, together
@@ -70,8 +70,6 @@ ENDED = "not looked at, for the search was ended before"
 LONGER = 8
 """Times as much effort where it ended before anything that fits was looked at."""
 MOST_OTHERS = 5
-MADE_BETWEEN = 200_000
-"""Objects, after which the interpreter looks for rings of them while it searches."""
 
 
 def search(
@@ -107,18 +105,6 @@ def search(
     fits_there = have_room(best.plan, problem.on(best.cluster), best.memory)
     assert fits_there, f"{best.name}: {shortages(best.plan, problem.on(best.cluster))}"
     return answer
-
-
-@contextmanager
-def seldom_collected() -> Iterator[None]:
-    """A search keeps millions of small things and leaves no rings of them, so that looking for such
-    rings finds nothing, and takes up to a fifth of its time; and so while what it kept is there."""
-    usual = gc.get_threshold()
-    gc.set_threshold(max(MADE_BETWEEN, usual[0]) if usual[0] else 0, *usual[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
 
 
 def _searched(problem: Problem, watch: Watch, known: KnownCosts) -> Found:
@@ -557,7 +543,8 @@ class SearchRun:
         self.ledger.best_s = min(self.ledger.best_s, seconds)
 
     def _side_by_side(self, groups: Sequence[Group], kept: Kept) -> None:
-        times = 1 if kept.apart else WORTH_SHOWING
+        times = WORTH_SHOWING if self.has_time else WORTH_SHARING
+        times = 1 if kept.apart else times
         worth = inf if self.has_few_chips else times * self.cutoff
         least = self.relaxed.per_sample_s if self.relaxed else lambda _: 0.0
         pools = [group.pools for group in groups]
@@ -580,6 +567,9 @@ WORTH_A_LOOK = 1.25
 """Arrangements are looked at again whose best takes up to this many times the best of all."""
 WORTH_SHOWING = 1.25
 """Pipelines side by side are looked for up to this many times the best step."""
+WORTH_SHARING = 1.1
+"""Likewise of many chips, where there is time only for those that may end first with other
+shares."""
 
 
 _step_s = attrgetter("seconds")
