@@ -69,6 +69,8 @@ LOOKED_ONCE = "less promising than those that were looked at again, with more wa
 ENDED = "not looked at, for the search was ended before"
 LONGER = 8
 """Times as much effort where it ended before anything that fits was looked at."""
+OF_MANY = 2
+"""Times as much effort of many chips, of which more is to be decided."""
 MOST_OTHERS = 5
 
 
@@ -88,6 +90,9 @@ def search(
     """
     begin, found, none = perf_counter(), list[Found](), list[NoPlan]()
     watch, known = watch or Watch(), known or KnownCosts()
+    if problem.cluster.world_size > MANY_CHIPS:
+        options = replace(problem.options, effort=OF_MANY * problem.options.effort)
+        problem = replace(problem, options=options)
     for tried in problem.by_expert_tier():
         if found and not ("memory" in found[0].pruned.reasons and fits(tried)):
             continue
