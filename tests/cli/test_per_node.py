@@ -94,7 +94,7 @@ def ends(nodes: Sequence[Command]) -> list[tuple[int, str]]:
 def test_machines_come_and_go(here: Path) -> None:
     """A rank is lost, then its machine, whose place a spare one takes, then that one: the first is
     there again. Rank 0 is one process until the machine that guides all is lost."""
-    asked = ("data.workers=0", "train.steps=90")  # so many that none is the last too early
+    asked = ("data.workers=0", "train.steps=900")  # so many that none is the last
     with job(here, 3, *KEPT, *asked) as one:
         head, second, spare = one.nodes
         is_kept(head)
