@@ -51,7 +51,7 @@ def test_a_run_moves_to_other_plans(here: Path, capsys: pytest.CaptureFixture[st
     assert "plan.stages" in refused[2]
     assert nothing[0] == 2 and "--ranks, --plan or KEY=VALUE = null" in nothing[2]
     assert [answer["words"].partition(";")[0] for answer in answers] == [
-        "2 ranks: 1 + 1, instead of 2 ranks: 1 + 1",
+        "2 ranks: 1 + 1, as before",
         "3 ranks: 1 + 1 + 1, instead of 2 ranks: 1 + 1",
         "1 rank, instead of 3 ranks: 1 + 1 + 1",
     ]

@@ -368,6 +368,8 @@ def change_in_words(before: Plan, after: Plan) -> str:
     """``3 ranks: dp 3, instead of 2 ranks: dp 2``; of plans that are the same in few words, what
     differs in more."""
     was, now = plan_in_words(before), plan_in_words(after)
+    if before == after:
+        return f"{now}, as before"
     return f"{now}, instead of {was}" if was != now else f"{now}, {_differing(before, after)}"
 
 
