@@ -17,9 +17,10 @@ from weft.cost.sends import border_times, far_between
 from weft.cost.traffic import NETWORK_REACHED
 from weft.cost.work import StageWork
 from weft.models.llama.sizes import SIZES
-from weft.planner.in_sites import apart, search_in_sites
+from weft.planner.in_sites import apart, least_apart, search_in_sites
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import NoPlan, Watch, search
+from weft.planner.search.least import Relaxed
 from weft.simulate.step import Knowledge
 
 TWO_SITES = Path(__file__).parents[2] / "examples/clusters/two-sites.yaml"
@@ -120,6 +121,28 @@ def test_of_few_samples_each_site_has_what_ends_soonest() -> None:
     assert [pipeline.samples for pipeline in found.best.plan.pipelines] == [12, 1]
     assert 0.5 * least < found.bound_s <= least
     assert not found.exhausts and found.considered == found.simulated + found.pruned.total
+
+
+@pytest.mark.parametrize("samples", [3, 13, 24])
+@pytest.mark.parametrize("chips", [(3, 1), (8, 8)])
+def test_the_bound_of_sites_apart_holds_for_every_share(
+    samples: int, chips: tuple[int, int]
+) -> None:
+    """Against what each site takes at least with each; of many samples it is near that."""
+    a100 = catalogue()["A100-SXM4-80GB"]
+    pools = [ChipPool(chip=a100, num_nodes=1, chips_per_node=number) for number in chips]
+    work = Workload(spec=SIZES["qwen2.5-0.5b"], seq_len=2048, samples=samples)
+
+    def of_site(number: int, share: int) -> Problem:
+        one = Problem(replace(work, samples=share), ClusterView((pools[number],)))
+        return replace(one, options=Options(schedules=("1f1b",)))
+
+    def least_s(number: int, share: int) -> float:
+        return Relaxed(of_site(number, share)).least_s([0])
+
+    least = min(max(least_s(0, n), least_s(1, samples - n)) for n in range(1, samples))
+    found = least_apart([of_site(number, samples) for number in (0, 1)])
+    assert 0.95 * least < found <= least * (1 + 1e-6)
 
 
 def test_weft_plan_says_both_and_takes_the_exact_one() -> None:

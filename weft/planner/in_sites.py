@@ -6,12 +6,11 @@ a step are divided as fast as sites are.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, combinations, pairwise
-from math import ceil, comb, inf
+from math import ceil, comb, floor, inf
 from time import perf_counter
 from typing import Any
 
@@ -35,6 +34,8 @@ MOST_MOVES, MOVED_ONE_BY_ONE = 8, 64
 """Of a sample to another site, after that; from one with at most so many, for which it matters."""
 USUAL_ROUNDS = (100, 200, 500)
 """Steps from one meeting to the next, as DiLoCo was measured with."""
+ABOUT = (0.9, 1.0, 1.25)
+"""Times a site's share by speed: samples of which the least seconds are asked."""
 SMALL_PART = 0.1
 FINE = 1 << 20
 """Speeds of sites are told in so many parts of the sum."""
@@ -124,21 +125,47 @@ def _moved(shares: Sequence[int], found: Sequence[Found]) -> Iterator[list[int]]
 
 def least_apart(every: Sequence[Problem]) -> float:
     """Seconds of a step at least, however its samples are shared among sites: each of these
-    problems is of one, as if it had all of them."""
-    samples = every[0].workload.samples
+    problems is of one, as if it had all of them.
+
+    Each has one sample or more, and of fewer at least that part of the seconds of more: the fewer
+    there are, the more of a step its pipelines fill and drain. Seconds of more are those of all,
+    and of some about as large as its share by speed; of round numbers, which microbatches of many
+    sizes divide.
+    """
+    samples, sites = every[0].workload.samples, range(len(every))
 
     @cache
     def least_s(number: int, share: int) -> float:
-        one = _of_site(every[number], every[number].cluster, share)
-        return Relaxed(one).least_s(range(len(one.cluster.pools)))
+        one = every[number]
+        return Relaxed(_of_site(one, one.cluster, share)).least_s(range(len(one.cluster.pools)))
+
+    whole = _round(samples)
+    together = 1 / sum(1 / least_s(number, whole) for number in sites)
+
+    @cache
+    def rates(number: int) -> list[tuple[int, float]]:
+        """Up to how many samples, the most first, how many of them at least take a second."""
+        about = whole * together / least_s(number, whole)
+        asked = {whole, *(min(whole, _round(ceil(about * more))) for more in ABOUT)}
+        return [(share, share / least_s(number, share)) for share in sorted(asked, reverse=True)]
 
     def most(number: int, seconds: float) -> int:
         """Samples of a site in so long."""
-        return bisect_right(range(1, samples + 1), seconds, key=lambda n: least_s(number, n))
+        found, by_more = 0, inf
+        for (end, rate), (next_end, _) in pairwise([*rates(number), (0, 0.0)]):
+            by_more = min(by_more, seconds * rate)
+            share = floor(min(end, by_more))
+            found = max(found, share if share > next_end else 0)
+        return found
 
-    ones = max(least_s(number, 1) for number in range(len(every)))
-    sites = range(len(every))
+    ones = max(least_s(number, 1) for number in sites)
     return max(ones, soonest(lambda s: sum(most(number, s) for number in sites) >= samples))
+
+
+def _round(number: int) -> int:
+    """The next of at most three binary digits, and zeros."""
+    step = 1 << max(0, number.bit_length() - 3)
+    return -(-number // step) * step
 
 
 def _of_site(problem: Problem, part: ClusterView, samples: int) -> Problem:
