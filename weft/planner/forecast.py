@@ -7,13 +7,13 @@ few dozen rows. Time and memory are those that the search compares.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, sqrt
 
 from weft.cluster.cluster import Chip, Dtype
-from weft.cluster.view import Reach
+from weft.cluster.view import ClusterView, Reach
 from weft.config.errors import ConfigError
 from weft.cost.choice import choice_of
 from weft.cost.flops import train_flops_per_token
@@ -58,13 +58,13 @@ class PositionMemory:
     ranks: tuple[int, ...]
     memory: Memory
     """Of that rank."""
-    kinds: Mapping[str, int]
+    by_chip: Mapping[str, int]
     """How many ranks have which chip, by its name."""
 
     @property
     def chips(self) -> str:
         """``8 x H100-SXM5-80GB``; of several kinds each."""
-        return chips_in_words(self.kinds)
+        return chips_in_words(self.by_chip)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,7 +225,7 @@ def memory_by_position(plan: Plan, problem: Problem) -> list[PositionMemory]:
             chip=problem.cluster.pool_of(first).chip,
             ranks=stage.mesh.ranks,
             memory=memory[first],
-            kinds=Counter(problem.cluster.pool_of(rank).chip.name for rank in stage.mesh.ranks),
+            by_chip=_by_chip(stage.mesh.ranks, problem.cluster),
         )
         for number, pipeline in enumerate(plan.pipelines)
         for stages in pipeline.positions()
@@ -299,9 +299,16 @@ def _kinds(
         yield pool.chip, len(ranks), seconds / max(took)
 
 
-def chips_in_words(kinds: Mapping[str, int]) -> str:
+def _by_chip(ranks: Sequence[int], cluster: ClusterView) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for pool, some in cluster.by_pool(ranks):
+        found[pool.chip.name] += len(some)
+    return found
+
+
+def chips_in_words(by_chip: Mapping[str, int]) -> str:
     """``8 x H100-SXM5-80GB + 8 x A100-SXM4-80GB``."""
-    return " + ".join(f"{number} x {name}" for name, number in kinds.items())
+    return " + ".join(f"{number} x {name}" for name, number in by_chip.items())
 
 
 def peak_dtype(chip: Chip, precision: Precision, *, tf32: bool) -> Dtype | None:

@@ -103,7 +103,7 @@ def positions_here(resolved: Resolved, ranks: Sequence[int]) -> list[PositionMem
             chip=chips.get(here[0], pool.chip),
             ranks=here,
             memory=memory[max(here, key=lambda rank: memory[rank].total)],
-            kinds=Counter(chips.get(rank, pool.chip).name for rank in here),
+            by_chip=Counter(chips.get(rank, pool.chip).name for rank in here),
         )
         for number, pipeline in enumerate(plan.pipelines)
         for stages in pipeline.positions()
