@@ -92,8 +92,10 @@ def test_what_a_package_cannot_bring_is_nobodys_who_does_not_name_it(
         assert list(registry) == [*ours, "broken"]
         assert list(registry.items()) == list(ours.items())
         assert list(registry.values()) == list(ours.values())
+        monkeypatch.setattr(names, "imported", lambda *_: pytest.fail("it is tried once"))
         with pytest.raises(ConfigError, match=why):
             registry["broken"]
+        monkeypatch.undo()
 
 
 def test_an_entry_has_the_name_it_was_asked_for_by(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,10 +53,11 @@ class Registry(Mapping[str, Entry]):
     """
 
     def __init__(
-        self, kind: type, package: str, *, entry: str, group: str, folder: str = ""
+        self, kind: type[Any], package: str, *, entry: str, group: str, folder: str = ""
     ) -> None:
         self._kind, self._package, self._folder = kind, package, folder
         self._entry, self._group = entry, group
+        self._failed: dict[str, ConfigError] = {}
 
     def add(self, entry: Entry) -> None:
         """Add one to this process."""
@@ -83,7 +84,13 @@ class Registry(Mapping[str, Entry]):
     def __getitem__(self, name: str) -> Entry:
         found = self._found[name]
         if isinstance(found, EntryPoint):
-            found = self._found[name] = self._brought(found)
+            if name in self._failed:  # tried once
+                raise self._failed[name]
+            try:
+                found = self._found[name] = self._brought(found)
+            except ConfigError as error:
+                self._failed[name] = error
+                raise
         return found
 
     def _brought(self, point: EntryPoint) -> Entry:
@@ -93,8 +100,7 @@ class Registry(Mapping[str, Entry]):
         """
         key = f"{self._group}: {point.name}"
         entry: Entry = imported(key, point, _object)
-        is_one = isinstance(entry, self._kind)
-        if not is_one:
+        if not isinstance(entry, self._kind):
             expected = f"a {self._kind.__module__}.{self._kind.__name__}"
             raise ConfigError(key, point.value, expected, f"It is a {type(entry).__name__}.")
         if entry.name != point.name:
@@ -104,15 +110,18 @@ class Registry(Mapping[str, Entry]):
 
     def items(self) -> ItemsView[str, Entry]:
         """Those that there are in fact."""
+        return self._working().items()
+
+    def values(self) -> ValuesView[Entry]:
+        """Those that there are in fact."""
+        return self._working().values()
+
+    def _working(self) -> dict[str, Entry]:
         found: dict[str, Entry] = {}
         for name in self:
             with suppress(ConfigError):
                 found[name] = self[name]
-        return found.items()
-
-    def values(self) -> ValuesView[Entry]:
-        """Those that there are in fact."""
-        return dict(self.items()).values()
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._found)
