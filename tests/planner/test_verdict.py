@@ -155,10 +155,8 @@ def test_a_pool_in_two_pipelines_is_outside() -> None:
 
 def test_unlike_chips_as_one_mesh_are_outside() -> None:
     """However even their parts, and however alike a mesh of one kind beside them."""
-    (stage,) = (
-        replace(stage, mesh=Mesh.of(range(2), dp=2), layers=(0, 5))
-        for stage in on_a100s().pipelines[0].stages[:1]
-    )
+    first, _ = on_a100s().pipelines[0].stages
+    stage = replace(first, mesh=Mesh.of(range(2), dp=2), layers=(0, 5))
     plan = Plan(num_layers=5, pipelines=(PipelinePlan(stages=(stage,), samples=2, microbatch=2),))
     with pytest.raises(OutsideError, match="meshes of unlike chips apart"):
         lines_of(plan, CASE.cluster)

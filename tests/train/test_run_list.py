@@ -264,7 +264,9 @@ def test_plans_that_differ_in_unlike_parts_are_called_so() -> None:
     ("change", "words"),
     [
         ({"layers": (0, 2)}, "2 ranks: dp 2, as before"),
-        ({"zero": 2}, "2 ranks: dp 2, in another order"),
+        ({"zero": 2}, "2 ranks: dp 2, with zero 2 instead of 0"),
+        ({"recompute": "full"}, "2 ranks: dp 2, with recompute full instead of off"),
+        ({"mesh": Mesh.of((1, 0), dp=2)}, "2 ranks: dp 2, in another order"),
         ({"sample_shares": (2, 1)}, "2 ranks: dp 2, with 2:1 shares instead of even"),
         ({"mesh": Mesh.of(range(2), tp=2)}, "2 ranks: tp 2, instead of 2 ranks: dp 2"),
     ],

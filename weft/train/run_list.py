@@ -376,16 +376,20 @@ def change_in_words(before: Plan, after: Plan) -> str:
 def _differing(before: Plan, after: Plan) -> str:
     """Of plans that are the same in few words."""
     both = [*zip(_parts(before).items(), _parts(after).values(), strict=True)]
-    found = (f"with {now} {name} instead of {was}" for (name, was), now in both if now != was)
+    differ = ((words, was, now) for (words, was), now in both if now != was)
+    found = (f"with {words.format(now)} instead of {was}" for words, was, now in differ)
     return next(found, "in another order")
 
 
 def _parts(plan: Plan) -> dict[str, str]:
-    """What of a step is whose."""
+    """What of a step is whose, and how it is done, by the words for it."""
     stages = [stage for _, _, stage in plan.stages()]
     each = {
-        "samples": [f"{pipeline.samples}" for pipeline in plan.pipelines],
-        "layers": [f"{stage.layers[1] - stage.layers[0]:g}" for stage in stages],
-        "shares": [":".join(map(str, stage.sample_shares)) or "even" for stage in stages],
+        "{} samples": [f"{pipeline.samples}" for pipeline in plan.pipelines],
+        "{} layers": [f"{stage.layers[1] - stage.layers[0]:g}" for stage in stages],
+        "{} shares": [":".join(map(str, stage.sample_shares)) or "even" for stage in stages],
+        "schedule {}": [pipeline.schedule for pipeline in plan.pipelines],
+        "zero {}": [f"{stage.zero}" for stage in stages],
+        "recompute {}": [stage.recompute for stage in stages],
     }
-    return {name: " + ".join(values) for name, values in each.items()}
+    return {words: " + ".join(values) for words, values in each.items()}
