@@ -25,7 +25,7 @@ from weft.comm.join import join
 from weft.config.errors import ConfigError
 from weft.elastic.pool import WorkerPool
 from weft.plan.mesh import Mesh
-from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
 
 CPU = torch.device("cpu")
 
@@ -290,6 +290,79 @@ def test_layers_that_are_computed_again_keep_nothing(
             engine.step(batch)
     else:
         engine.step(batch)
+
+
+def looked_up() -> nn.Module:
+    """Rows that were looked up are scaled down to a norm of 1, in the table."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(7, 6, max_norm=1.0), nn.Flatten(), nn.Linear(12, 1))
+
+
+def write_by_rank(address: RankAddress, way: str) -> str:
+    """What is said of a first step after which the table would be another on each process."""
+    comm = join(address, backend="gloo", device=CPU)
+    model, rows = looked_up(), torch.arange(8).view(4, 2) % 7
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [param.detach().clone() for param in model.parameters()]
+    try:
+        if way == "own loop":
+            join_model(model, comm)
+            weft.distributed_optimizer(sgd, model)
+            total(model, rows[2 * comm.rank :][:2]).mean().backward()
+            sgd.step(weight=2)  # type: ignore[call-arg]
+        elif way == "layers":
+            layers = [weft.Layer(looked_up)]
+            plan = weft.split(layers, samples=4, microbatch=4, meshes=1, dp=2)
+            make = partial(torch.optim.SGD, lr=0.1)
+            engine = build_layers(layers, make, comm, loss=lambda x, _: x.square(), plan=plan)
+            engine.step((rows, torch.zeros(4)))
+        else:
+            engine = woven(model, sgd, comm, loss=total)
+            if way == "evaluated":
+                engine.eval_batch(rows)
+            engine.step(rows)
+    except ConfigError as error:
+        assert torch.equal(before[1], model[2].weight), "nothing was updated"
+        return str(error)
+    finally:
+        comm.close()
+    return ""
+
+
+@pytest.mark.parametrize("way", ["step", "evaluated", "layers", "own loop"])
+def test_parameters_that_forward_writes(way: str, pool: WorkerPool) -> None:
+    """A table that each process scales for its own samples is not the same on all."""
+    for said in pool.run(write_by_rank, way, world_size=2):
+        assert re.search(r"model = 'forward writes its parameter .*0\.weight'.*max_norm", said), (
+            said
+        )
+
+
+@pytest.mark.parametrize(
+    ("microbatch", "precision", "is_odd"),
+    [(4, "fp32", False), (2, "fp32", True), (4, "bf16", True)],
+)
+def test_forward_may_write_parameters_where_nothing_is_split(
+    microbatch: int, precision: Precision, is_odd: bool
+) -> None:
+    """As without Weft, after an evaluation, too; not what is rounded from what is updated."""
+    model, plain = looked_up(), looked_up()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = plan_of(microbatch=microbatch, precision=precision)
+    narrow = None if precision == "fp32" else precision
+    engine = woven(model, sgd, Comm(), loss=total, plan=plan, precision=narrow)
+    rows = torch.arange(8).view(4, 2) % 7
+    engine.eval_batch(rows)
+    if is_odd:
+        with pytest.raises(ConfigError, match=r"forward writes its parameter 0\.weight"):
+            engine.step(rows)
+        return
+    engine.step(rows)
+    alone = torch.optim.SGD(plain.parameters(), lr=0.1)
+    plain(rows)
+    total(plain, rows).mean().backward()
+    alone.step()
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
 
 
 def sparse_model() -> nn.Module:

@@ -6,7 +6,9 @@ Nothing sends them after the start, so where they differ, copies of a model go a
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from math import hypot
 from typing import Any
@@ -70,6 +72,61 @@ def refuse_unlike_settings(
                 raise ConfigError(f"optimizer: {key}", value, expected, hint)
 
 
+class Calls:
+    """How often each of some layers was computed, and which parameters its forward wrote.
+
+    A forward that rescales what it looks up (``max_norm`` of an embedding) does so for the samples
+    of its own process.
+    """
+
+    def __init__(self) -> None:
+        self.times: Counter[int] = Counter()
+        """Since ``begin``."""
+        self.notes = True
+        """What is written is noted."""
+        self._written: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        """A step."""
+        self.times.clear()
+
+    @contextmanager
+    def of(self, number: int, module: nn.Module) -> Iterator[None]:
+        """Around one of a layer."""
+        self.times[number] += 1
+        before = self.look(number, module)
+        yield
+        self.note(before)
+
+    def look(self, number: int, module: nn.Module) -> dict[str, tuple[Tensor, int]]:
+        """How often each parameter was written by now; nothing where none is noted."""
+        if not self.notes or torch.compiler.is_compiling():  # which cannot compare them
+            return {}
+        return {name: (param, param._version) for name, param in named({number: module})}
+
+    def note(self, before: Mapping[str, tuple[Tensor, int]]) -> None:
+        """Those that were written since."""
+        for name, (param, times) in before.items():
+            if param._version > times:
+                self._written[name] = param
+
+    def refuse_writes(
+        self, comm: Comm, *, alone: Callable[[Tensor], bool] = lambda _: False
+    ) -> None:
+        """Collective. ``alone``: one process that computes each layer once a step may write those
+        that the optimizer updates themselves.
+
+        Raises:
+            ConfigError: forward wrote to a parameter.
+        """
+        once = comm.world_size == 1 and max(self.times.values(), default=0) <= 1
+        odd = {n: True for n, param in self._written.items() if not (once and alone(param))}
+        for name in _by_name(comm, odd, "compare writes"):
+            hint = "What it holds would depend on the split. Take out what writes it (max_norm of "
+            hint += "an embedding), or do that after each step."
+            raise ConfigError("model", f"forward writes its parameter {name}", "no writes", hint)
+
+
 class Kept:
     """The buffers of some modules, by name, as they are when it is made.
 
@@ -77,10 +134,9 @@ class Kept:
     counts, may depend on how often a step calls it, and with which samples.
     """
 
-    def __init__(self, layers: Mapping[int, nn.Module], computed: Mapping[int, int]) -> None:
-        """``computed``: how often each of them was, by now."""
-        self._layers, self._computed = layers, computed
-        self._counts = dict(computed)
+    def __init__(self, layers: Mapping[int, nn.Module], calls: Calls) -> None:
+        """``calls``: of these layers since then."""
+        self._layers, self._calls = layers, calls
         self._before = {
             number: {name: (buffer, buffer._version) for name, buffer in _buffers(number, module)}
             for number, module in layers.items()
@@ -94,7 +150,7 @@ class Kept:
                 same on all processes that have it.
         """
         held = {
-            name: [self._written(number, name, buffer), self._times(number)]
+            name: [self._written(number, name, buffer), self._calls.times[number]]
             for number, module in self._layers.items()
             for name, buffer in _buffers(number, module)
         }
@@ -106,9 +162,6 @@ class Kept:
                 hint += "Keep it outside of the model, or let no step change it (module.eval())."
                 expected = "one that it does not write, or writes alike: once a step everywhere"
                 raise ConfigError("model", f"forward writes its buffer {name}", expected, hint)
-
-    def _times(self, number: int) -> int:
-        return self._computed.get(number, 0) - self._counts.get(number, 0)
 
     def _written(self, number: int, name: str, buffer: Tensor) -> str:
         """Its digest; "" where it is as it was, or of another shape: made for a batch's."""

@@ -13,7 +13,7 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor, nn
 
-from weft.api.alike import refuse_unlike_settings, refuse_unlike_values
+from weft.api.alike import Calls, refuse_unlike_settings, refuse_unlike_values
 from weft.api.engine import join_with, start_alike
 from weft.api.refusals import (
     number_of,
@@ -60,7 +60,10 @@ def join_model(model: nn.Module, comm: Comm) -> nn.Module:
         refuse_batch_statistics("model", model)
         refuse_odd_gradients("model", model)
     start_alike(model, comm)
-    model.register_forward_pre_hook(_Membership(comm), with_kwargs=True)
+    membership = _Membership(comm)
+    model.register_forward_pre_hook(membership, with_kwargs=True)
+    if comm.world_size > 1:
+        model.register_forward_hook(membership.after)
     return model
 
 
@@ -123,11 +126,18 @@ class _Membership:
         self.comm = comm
         self.num_samples = 0
         """Ever."""
+        self.calls = Calls()
+        self._before: dict[str, tuple[Tensor, int]] = {}
 
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._before = self.calls.look(0, module)
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim]
         if tensors and torch.is_grad_enabled():
             self.num_samples += len(tensors[0])
+
+    def after(self, *_of_forward: object) -> None:
+        """Of parameters that it wrote."""
+        self.calls.note(self._before)
 
 
 @dataclass(eq=False)
@@ -220,6 +230,8 @@ class _Reduction:
         if self._num_steps == 1:
             settings = {"max_grad_norm": self._max_grad_norm, "unweighted": self._unweighted}
             refuse_unlike(comm, settings)
+            self._membership.calls.refuse_writes(comm)
+            self._membership.calls.notes = False
             refuse_unlike_values(self._params.items(), comm)
         if self._num_steps.bit_count() == 1:
             names = {id(param): name for name, param in self._params.items()}

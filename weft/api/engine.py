@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from weft.api.alike import Kept, named, refuse_unlike_settings, refuse_unlike_values
+from weft.api.alike import Calls, Kept, named, refuse_unlike_settings, refuse_unlike_values
 from weft.api.groups import Groups
 from weft.api.owned import Owned
 from weft.api.refusals import (
@@ -79,15 +79,15 @@ class WovenEngine:
         comm: Comm,
         cut: Callable[[Any], list[MicroBatch]],
         layers: Mapping[int, nn.Module],
-        computed: Mapping[int, int],
+        calls: Calls,
     ) -> None:
-        """``computed``: how often each of the layers was, by now."""
+        """``calls``: of the layers."""
         self._built = built
         self._comm = comm
         self._cut = cut
         self.layers = layers
         """Those that this process holds, by number; a whole model is number 0."""
-        self._computed = computed
+        self._calls = calls
         self._outside = _Outside(built.gradients, layers.values())
         trained = ((name, param) for name, param in named(layers) if param.requires_grad)
         self._groups = Groups(self.optimizer, built.gradients.mains, trained)
@@ -130,12 +130,16 @@ class WovenEngine:
         mine = self._take(batch)
         kept = None
         if self.last is None:
+            self._calls.begin()
+            self._calls.refuse_writes(self._comm, alone=self._is_updated)  # of evaluations
             refuse_unlike_values(named(self.layers), self._comm)
-            kept = Kept(self.layers, self._computed)
+            kept = Kept(self.layers, self._calls)
         engine = self._built.engine
         result, factor = engine.backward(mine)
         if kept is not None:
             kept.refuse_odd(self._comm)
+            self._calls.refuse_writes(self._comm, alone=self._is_updated)
+            self._calls.notes = False
         self.last = result
         refuse_weight(self.last.weight)
         engine.update(factor, self.last.weight)
@@ -195,6 +199,10 @@ class WovenEngine:
         refuse_other_state(state, self._outside.places, self._outside.exact())
         load_state(self.optimizer, state["optimizer"])
         self._outside.restore(state["exact"])
+
+    def _is_updated(self, param: Tensor) -> bool:
+        """By the optimizer, itself, where others are from copies."""
+        return id(param) in self._names
 
     def _begin(self, call: str) -> None:
         """Raises ConfigError: the call before did not end, here, and there are other processes.

@@ -8,12 +8,12 @@ under torchrun, or any launcher that sets RANK and WORLD_SIZE, the processes joi
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from weft.api.alike import Calls
 from weft.api.distributed import WHOLE, membership_of, whole_spec
 from weft.api.engine import (
     WovenEngine,
@@ -170,7 +170,7 @@ def woven(
             parts = plan.rank_plan(comm.rank).microbatches()
         return whole.cut(batch, tensors, parts)
 
-    result = WovenEngine(built, comm, cut, {0: model}, whole.computed)
+    result = WovenEngine(built, comm, cut, {0: model}, whole.calls)
     own(model, result)
     return result
 
@@ -282,9 +282,10 @@ class _Whole:
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         self.module = model
-        self.units: dict[UnitName, Unit] = {WHOLE: Unit(partial(loss, model))}
-        self.computed = {0: 0}
-        """How often it was, as a layer of this number."""
+        self.units: dict[UnitName, Unit] = {WHOLE: Unit(self._call)}
+        self.calls = Calls()
+        """Of it, as layer 0."""
+        self._loss = loss
         self._nesting: Any = None
         """A batch without samples, of the form in which they come."""
 
@@ -299,12 +300,15 @@ class _Whole:
     def compute(self, inputs: Tree, _context: Context, /) -> Output:
         """Losses, and weights where the user gives any."""
         tensors = iter(inputs.values())
-        self.computed[0] += 1
         result = self.units[WHOLE](mapped(self._nesting, lambda _: next(tensors)))
         losses, weights = losses_and_weights(result)
         return Output(
             {"losses": losses} if weights is None else {"losses": losses, "weights": weights}
         )
+
+    def _call(self, batch: Any) -> Any:
+        with self.calls.of(0, self.module):
+            return self._loss(self.module, batch)
 
 
 def _forward(model: nn.Module, batch: Any) -> Any:

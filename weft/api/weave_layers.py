@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from weft.api.alike import Calls
 from weft.api.engine import (
     WovenEngine,
     assemble_own,
@@ -185,7 +185,7 @@ def build_layers(
     refuse_optimizer(updates)
     built = assemble_own(plan, source, comm, updates, exact=part.exact, max_grad_norm=max_grad_norm)
     held = {n: module for stage in part.stages.values() for n, module in stage.layers.items()}
-    return WovenEngine(built, comm, partial(part.cut, built.executor), held, part.computed)
+    return WovenEngine(built, comm, partial(part.cut, built.executor), held, part.calls)
 
 
 class _Found(NamedTuple):
@@ -208,8 +208,8 @@ class _Part:
         self.exact: dict[str, Tensor] = {}
         """Values before they were rounded to the plan's precision."""
         self.stages: dict[int, LayerStage] = {}
-        self.computed: Counter[int] = Counter()
-        """How often each layer was, with passes and recomputing."""
+        self.calls = Calls()
+        """Of each layer, with passes and recomputing."""
         self._loss = loss
         self._rank_plan = plan.rank_plan(comm.rank)
         self._device = comm.device
@@ -239,7 +239,7 @@ class _Part:
         homes = self.skeleton.homes
         layers = {n: self.skeleton.layers[n] for n in self._numbers(number)}
         modules = {n: self.modules[homes[n]] for n in layers}
-        self.stages[number] = LayerStage(layers, modules, homes, self.computed)
+        self.stages[number] = LayerStage(layers, modules, homes, self.calls)
         return self.stages[number]
 
     def cut(self, executor: Executor, batch: Any) -> list[MicroBatch]:
@@ -284,7 +284,7 @@ class LayerStage:
         layers: Mapping[int, Layer],
         modules: Mapping[int, nn.Module],
         homes: Sequence[int],
-        computed: Counter[int],
+        calls: Calls,
     ) -> None:
         self.module = nn.Module()
         self.module.layers = nn.ModuleDict({str(homes[n]): m for n, m in modules.items()})
@@ -293,7 +293,7 @@ class LayerStage:
         self.layers = modules
         """By number."""
         self._described = layers
-        self._computed = computed
+        self._calls = calls
         self.units: dict[UnitName, Unit] = {
             n: Unit(
                 partial(self._call, n),
@@ -314,10 +314,10 @@ class LayerStage:
     def _call(self, number: int, x: Tensor) -> Tensor:
         module = self.units[number].block
         assert module is not None, "every layer is a block"
-        self._computed[number] += 1
         if number in self.in_place:  # spares the batch, and what recomputing starts from
             x = x.clone()
-        return self._described[number].call(module, x)
+        with self._calls.of(number, module):
+            return self._described[number].call(module, x)
 
 
 def _weighted(loss: ElementLoss, output: Tree, batch: Tree) -> Terms:
