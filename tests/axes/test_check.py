@@ -110,6 +110,12 @@ def test_every_family_runs_along_every_axis() -> None:
             check_layout(family.layout(spec), axis)
 
 
+def test_axes_divide_what_travels_between_modules() -> None:
+    """Of what several ranks had whole, gradients would come back to one of them."""
+    for name, axis in AXES.items():
+        assert any(axis.divides(dim, "stream") for dim in (SAMPLES, SEQ)), name
+
+
 def test_axes_say_what_their_runtimes_have() -> None:
     from weft.parallel.apply import RUNTIMES
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from weft.axes.registry import AXES
 from weft.comm.members import Channel, joined
 from weft.parallel.pipeline.stage_border import (
     StageBorder,
@@ -175,3 +176,13 @@ def test_what_was_sent_is_let_go_once() -> None:
     assert wires.waiting == 1
     end.finish()
     assert not wires.waiting
+
+
+def test_what_no_rank_sends_back_is_no_memory_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an axis that leaves tokens whole, one rank sends them and alone gets their gradients."""
+    monkeypatch.setattr(type(AXES["tp"]), "divides", lambda *_: False)
+    one, other = Mesh.of(range(2), tp=2), Mesh.of((2,))
+    pipeline = pipeline_of(one, other, samples=4, microbatch=4)
+    end = StageBorder(Wires().rank(0), pipeline, 0, border((8, 2)))  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="rank 0 B: 0 of 64 elements arrive"):
+        end.expect("B", 0)

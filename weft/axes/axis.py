@@ -46,7 +46,11 @@ class Axis(ABC):
 
     @abstractmethod
     def divides(self, dim: Dim, form: Form) -> bool:
-        """Ranks along the axis hold parts of such a dimension."""
+        """Ranks along the axis hold parts of such a dimension.
+
+        Of what travels between modules (``stream``) every axis divides something: only so does each
+        rank have one term of every gradient, at borders between stages too.
+        """
 
     def part(
         self,

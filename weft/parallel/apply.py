@@ -9,7 +9,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from weft.axes.axis import Axis
 from weft.axes.check import change_along, check_layout, divided_form
@@ -257,4 +257,8 @@ def _before(change: Change, place: int) -> Any:
 
 
 def _after(change: Change) -> Any:
-    return lambda _module, _args, result: change(result)
+    def hook(module: nn.Module, _args: tuple[Any, ...], result: Any) -> Tensor:
+        assert isinstance(result, Tensor), f"{type(module)} gives several, and one is changed"
+        return change(result)
+
+    return hook

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from weft.comm.comm import Arriving
 from weft.parallel.pair import Pair
-from weft.parallel.runtime import AxisGroup, Change, Lying
-from weft.plan.layout import Shard
+from weft.parallel.runtime import AxisGroup, Change, Changes, Lying
+from weft.plan.layout import Partial, Replicate, Shard
 
 Names = tuple[str, str]
 """Of the messages that make a tensor whole and of those that add up its parts."""
@@ -116,3 +116,11 @@ def there_and_back(x: Tensor, there: Change, back: Change) -> Tensor:
     else:
         result = Pair.apply(x, there, back)  # type: ignore[no-untyped-call]
     return result
+
+
+CHANGES: Changes = {
+    (Shard, Replicate): lambda group, before, _: Division(group, before).gather,
+    (Partial, Shard): lambda group, _, after: Division(group, after).scatter_sum,
+    (Replicate, Shard): lambda group, _, after: Division(group, after).own_part,
+}
+"""Of an axis that divides hidden states between modules and puts them together inside."""

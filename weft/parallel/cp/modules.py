@@ -26,7 +26,7 @@ from weft.parallel.cp.rows import Rows
 from weft.parallel.cp.ulysses import Attend, Ulysses, among_groups
 from weft.parallel.division import Division, there_and_back
 from weft.parallel.runtime import AxisGroup, Lying, SplitForm, Sum
-from weft.parallel.tp.modules import VocabCrossEntropy
+from weft.parallel.split_vocab import VocabCrossEntropy
 from weft.plan.layout import Shard
 
 _KNOWN = (causal_attention, full_attention)

@@ -326,9 +326,13 @@ class StageBorder:
             source, target = target, source
             travelling = [Move(dst, src, box) for src, dst, box in travelling]
         rank = self._comm.rank  # both ends keep the order of this list
-        return _Route(
+        route = _Route(
             held=Stored(source.boxes[rank]) if rank in source.boxes else None,
             wanted=Stored(target.boxes[rank]) if rank in target.boxes else None,
             going=tuple(move for move in travelling if move.src == rank),
             coming=tuple(move for move in travelling if move.dst == rank),
         )
+        wanted = 0 if route.wanted is None else route.wanted.numel
+        arriving = sum(move.box.numel for move in route.coming)
+        assert arriving == wanted, f"rank {rank} {way}: {arriving} of {wanted} elements arrive"
+        return route

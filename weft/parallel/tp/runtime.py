@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from weft.parallel.division import CHANGES
 from weft.parallel.runtime import Runtime
-from weft.parallel.tp.changes import CHANGES
 from weft.parallel.tp.modules import SPLIT_FORMS
 from weft.parallel.tp.pieces import InPieces
 
