@@ -45,7 +45,7 @@ class ModelConfig(Section):
     the family, in a section below this one."""
 
     family: Family = Field(default_factory=_first_family)
-    """Kind of decoder: "llama" (RMSNorm, rotary positions, SwiGLU, grouped heads) or "gpt2"."""
+    """Kind of model: "llama" has RMSNorm, rotary positions, SwiGLU and grouped heads."""
     size: Text | None = "demo-5m"
     """Row of the family's table of sizes; `weft plan` prints the table when the name is wrong.
     null: no row, every size is given."""

@@ -36,12 +36,27 @@ def register_family(family: Family[Any]) -> None:
 def build_model(
     spec: ModelSpec, layers: range | None = None, *, embed: bool = True, head: bool = True
 ) -> Decoder:
-    """One stage of a decoder, or all of it, as ``build_stage``."""
+    """One stage of a decoder, or all of it, as ``build_stage``.
+
+    Raises:
+        ConfigError: the family's stages are none: they do not continue text.
+    """
     from weft.models.decoder import Decoder
 
     stage = build_stage(spec, layers, embed=embed, head=head)
-    assert isinstance(stage, Decoder), f"{spec.family} is no family of decoders"
+    if not isinstance(stage, Decoder):
+        hint = "Its stages are no Decoder (weft.models.decoder), so they continue no text."
+        raise ConfigError("model.family", spec.family, "a family of decoders", hint)
     return stage
+
+
+def is_decoder(spec: ModelSpec) -> bool:
+    """Its family's stages continue text."""
+    from weft.models.decoder import Decoder
+    from weft.nn.shapes import only_shapes
+
+    with only_shapes():
+        return isinstance(build_stage(spec), Decoder)
 
 
 def build_stage(

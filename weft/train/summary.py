@@ -15,13 +15,14 @@ import torch
 from torch import nn
 
 from weft.checkpoint.reader import open_checkpoint
-from weft.checkpoint.whole import load_model
+from weft.checkpoint.whole import load_model, saved_model
 from weft.config.sections import SampleConfig
 from weft.data.baselines import baselines
 from weft.data.beginnings import beginnings
 from weft.data.prepare import Prepared
 from weft.data.tokenizer import Tokenizer
 from weft.models.generate import Sampling, Writer, generate
+from weft.models.registry import is_decoder
 from weft.platform.detect import detect_node
 from weft.report.events import EVENTS_FILE, read_events
 from weft.report.goodput import goodput
@@ -53,19 +54,13 @@ def finish_run(
 ) -> None:
     """Write ``summary.json`` and ``report.html``. On rank 0, after the last step.
 
-    A run that diverged has a summary too: its numbers are null, and it has no samples.
+    A run that diverged has a summary too: its numbers are null, and it has no samples. A family of
+    stages that are no decoders has none either.
     ``used``: by rank, most memory so far (``memory_gib``), what it sent in a step (``sent_mb``) and
     what it waited for (``waits_s``).
     ``peak``: what MFU is measured against.
     """
     tokenizer = data.tokenizer()
-    model = load_model(open_checkpoint(job.checkpoints))
-    wanted = job.config.sample
-    if not is_finite(model):
-        wanted = SampleConfig(prompts=())
-    elif wanted.prompts is None:
-        found = beginnings(data.held_out.open(), tokenizer, BEGINNINGS)
-        wanted = wanted.model_copy(update={"prompts": found})
     steps, _ = read_metrics(job.out / "metrics.jsonl")
     # Earlier starts may have had another plan; after the last step there are none but these.
     mine = [step for step in steps if step.step > run.first_step] or steps
@@ -74,7 +69,7 @@ def finish_run(
         "parameters": sum(spec.numel for spec in run.built.specs),
         "wall_s": wall_s,
         **_held_out(data, tokenizer, final, positions),
-        "samples": write_samples(model, tokenizer, wanted, job.config.seed),
+        "samples": _samples(job, data, tokenizer),
         "environment": environment(),
         "tokens_per_s": median([step.tokens_per_s for step in steady(mine)]),
         **_mfu(steady(mine), peak),
@@ -93,6 +88,20 @@ def finish_run(
     write_text(job.out / SUMMARY_FILE, text)
     if job.config.metrics.report:
         write_report(job.out)
+
+
+def _samples(job: Job, data: Prepared, tokenizer: Tokenizer) -> list[dict[str, str]]:
+    """What the model writes at the end, if it is one that writes."""
+    checkpoint = open_checkpoint(job.checkpoints)
+    if not is_decoder(saved_model(checkpoint)):
+        return []
+    model, wanted = load_model(checkpoint), job.config.sample
+    if not is_finite(model):
+        return []
+    if wanted.prompts is None:
+        found = beginnings(data.held_out.open(), tokenizer, BEGINNINGS)
+        wanted = wanted.model_copy(update={"prompts": found})
+    return write_samples(model, tokenizer, wanted, job.config.seed)
 
 
 def _waits(
