@@ -103,10 +103,10 @@ def test_a_change_that_the_axis_does_not_make_is_refused() -> None:
     )
 
 
-def test_every_family_runs_along_every_axis() -> None:
+def test_families_with_attention_run_along_every_axis() -> None:
     for family in FAMILIES.values():
         spec = replace(next(iter(family.sizes.values())), num_layers=1)
-        for axis in AXES.values():
+        for axis in AXES.values() if spec.num_heads else ():
             check_layout(family.layout(spec), axis)
 
 

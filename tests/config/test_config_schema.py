@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from weft.config.load import RECIPES, config_schema, recipe_names
-from weft.config.schema import _OTHER_NAMES, nearest_key, root
+from weft.config.schema import _OTHER_NAMES, nearest_key, one_of, root
+from weft.models.registry import FAMILIES
 
 
 def _properties(schema: dict[str, Any], defs: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -120,7 +121,7 @@ def test_nearest_key(wrong: str, right: str) -> None:
     ("key", "expected"),
     [
         ("seed", "an integer from 0 to 4294967295"),
-        ("model.family", "'llama' or 'gpt2'"),
+        ("model.family", one_of(FAMILIES)),
         ("model.dropout", "a number >= 0 and < 1, or null"),
         ("data.sources", "a list of sections with keys of path, weight, format, field"),
         ("plan.shares", "a list of one or more integers >= 1, or null"),

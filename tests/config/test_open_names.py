@@ -168,7 +168,8 @@ def test_keys_of_other_families_are_refused(
 
 def test_the_schema_has_both_sections(conv: None) -> None:
     schema = config_schema()
-    refs = {"#/$defs/LlamaConfig", "#/$defs/DecoderConfig", "#/$defs/ConvConfig"}
+    refs = {f"#/$defs/{family.config.__name__}" for family in FAMILIES.values()}
+    assert refs > {"#/$defs/LlamaConfig", "#/$defs/ConvConfig"}
     assert {option["$ref"] for option in schema["properties"]["model"]["anyOf"]} == refs
     keys = schema["$defs"]["ConvConfig"]["properties"]
     assert keys["kernel"]["description"] == "Width of a kernel; null is the row's."

@@ -80,7 +80,7 @@ def test_parts_of_one_product_are_cut_alike(row: tuple[str, str]) -> None:
         entry = layouts[f"{block}ff"]
         if entry.sums is not None:  # experts make a term together
             del joints["ff.down"]
-        if spec.latent is not None:
+        if spec.latent is not None or not spec.num_heads:
             del joints["attn.o"]
         if entry.sums is not None:
             wide = [layouts[f"{block}ff.{name}"].params["weight"] for name in ("gate", "up")]
@@ -98,8 +98,9 @@ def test_parts_of_one_product_are_cut_alike(row: tuple[str, str]) -> None:
             dims.append(layouts[f"{block}attn.o"].params["weight"][1])
             assert {(dim.groups, dim.units) for dim in dims} == {(spec.num_heads, 1)}
             continue
-        keys, values = (layouts[f"{block}attn.{name}"].params["weight"] for name in "kv")
-        assert keys == values and keys[0].name == "kv_heads"
+        if spec.num_heads:
+            keys, values = (layouts[f"{block}attn.{name}"].params["weight"] for name in "kv")
+            assert keys == values and keys[0].name == "kv_heads"
     for param in params.values():
         divided = _divided(layouts, param)
         if divided is not None and param.name.endswith("bias"):
@@ -144,7 +145,7 @@ def test_activations_are_gathered_and_scattered_in_turn(family: str) -> None:
     gathered, scattered = (Shard(1), Replicate()), (Partial(), Shard(1))
     assert _given(layouts, "embed") == scattered
     for layer in range(spec.num_layers):
-        for outer, end in (("attn", "attn.o"), ("ff", "ff.down")):
+        for outer, end in (("attn", "attn.o"), ("ff", "ff.down"))[not spec.num_heads :]:
             assert _taken(layouts, f"layers.{layer}.{outer}") == gathered
             assert _given(layouts, f"layers.{layer}.{end}") == scattered
     assert _taken(layouts, "cross_entropy") == gathered
