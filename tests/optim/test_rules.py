@@ -40,7 +40,7 @@ from weft.elastic.pool import WorkerPool
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import param_specs, shape_of
 from weft.optim.optimizer import Optimizer
-from weft.optim.registry import rule_of, training_of
+from weft.optim.registry import OPTIMIZERS, rule_of, training_of
 from weft.plan.plan import Plan
 from weft.platform.cpu import CpuPlatform
 from weft.train.assemble import Built, fill, initial
@@ -231,7 +231,10 @@ def run_of(built: Built, comm: Comm, plan: Plan, rehearsal: Rehearsal) -> Run:
     )
 
 
-@pytest.mark.parametrize("optim", [*TOYS, AdamWConfig(), SgdConfig(momentum=0.0)])
+OURS = [kind.config() for kind in OPTIMIZERS.values() if kind.config is not None]
+
+
+@pytest.mark.parametrize("optim", [*TOYS, *OURS, SgdConfig(momentum=0.0)], ids=repr)
 def test_predictions_know_what_an_optimizer_keeps(optim: OptimConfig) -> None:
     """What its entry says is what its rule keeps; frozen parameters count apart."""
     params = param_specs(SIZES["debug-1m"])

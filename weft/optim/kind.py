@@ -22,7 +22,9 @@ class Kind:
     order: int
     """Place where optimizers are listed; the first is what a configuration names none of."""
     config: type[OptimConfig] | None = None
-    """Its section of a configuration, whose ``kind`` is its name; None: for programs alone."""
+    """Its section of a configuration, whose ``kind`` is its name; None: for programs alone.
+    Where updates are made of a gradient's sign or by its size, ``least_divisor`` says so, and
+    ``rehearsed`` how ``weft verify`` keeps rounding noise out of them."""
     rule: Callable[[Any], Rule] | str
     """From its section; or where that is, to be imported when one is made: ``module:Class``."""
     moments: Callable[[Any], float] | None = None
