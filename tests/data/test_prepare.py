@@ -1,5 +1,6 @@
 """Preparing: the same with any number of threads, once, whole or not at all, never a hang."""
 
+import errno
 import json
 import os
 import random
@@ -328,6 +329,34 @@ def test_a_cache_that_cannot_be_written_is_read(tmp_path: Path) -> None:
     lock.unlink()
     assert prepared(tmp_path / "text", tmp_path / "cache") == first
     assert not lock.exists()
+
+
+@pytest.mark.parametrize("kept", ["in_the_way", "in_the_way/below"])
+def test_a_cache_that_cannot_be_made_is_named(tmp_path: Path, kept: str) -> None:
+    folder_of_texts(tmp_path / "text", 30)
+    (tmp_path / "in_the_way").write_text("a file")
+    with pytest.raises(ConfigError) as caught:
+        prepared(tmp_path / "text", tmp_path / kept)
+    expected = f"data.cache_dir = '{tmp_path / kept}': expected a folder that can be written ("
+    assert str(caught.value).startswith(expected)
+    assert str(caught.value).endswith("Name another.")
+
+
+@pytest.mark.parametrize(("code", "is_named"), [(errno.ENOSPC, True), (errno.EIO, False)])
+def test_a_cache_without_room_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, is_named: bool
+) -> None:
+    """What goes wrong otherwise, in sources for instance, is not called that."""
+    folder_of_texts(tmp_path / "text", 30)
+
+    def build(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("weft.data.prepare._Builder.build", build)
+    with pytest.raises(ConfigError if is_named else OSError) as caught:
+        prepared(tmp_path / "text", tmp_path / "cache")
+    said = "data.cache_dir = '.*': expected a folder with room .No space left.*Make room there"
+    assert bool(re.match(said, str(caught.value))) == is_named
 
 
 def test_too_little_text_for_one_sample(tmp_path: Path) -> None:

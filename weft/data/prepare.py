@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -99,7 +101,7 @@ def prepare(config: DataConfig, seed: int, *, report: Report) -> Prepared:
         report: Told how far it is.
 
     Raises:
-        ConfigError: a source, the tokenizer or a size in ``config`` cannot be used.
+        ConfigError: a source, the tokenizer, a size or the cache's folder cannot be used.
         PrepareError: another process holds the cache.
     """
     limit_bytes = None
@@ -113,11 +115,28 @@ def prepare(config: DataConfig, seed: int, *, report: Report) -> Prepared:
     meta = _fresh(target, stamp)
     notes: list[str] = []
     if meta is None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with locked(target.with_name(f"{target.name}.lock")) as keeping_alive:
-            builder = _Builder(config, sources, keeping_alive(report))
-            meta, notes = _build(builder, target, stamp)
+        with _refusing_folder(config, cache_dir):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with locked(target.with_name(f"{target.name}.lock")) as keeping_alive:
+                builder = _Builder(config, sources, keeping_alive(report))
+                meta, notes = _build(builder, target, stamp)
     return _open(config, seed, target, meta, tuple(notes))
+
+
+@contextmanager
+def _refusing_folder(config: DataConfig, cache_dir: Path) -> Iterator[None]:
+    """Name the key where what is kept cannot be written; nothing else is written meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        at = Path(str(error.filename or ""))
+        ours = cache_dir in (at, *at.parents) or at in cache_dir.parents
+        if not ours and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        room = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        expected = f"a folder {'with room' if room else 'that can be written'} ({error.strerror})"
+        hint = "Make room there, or name another." if room else "Name another."
+        raise ConfigError("data.cache_dir", config.cache_dir, expected, hint) from error
 
 
 def _build(builder: _Builder, target: Path, stamp: str) -> tuple[Meta, list[str]]:
