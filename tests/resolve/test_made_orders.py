@@ -115,6 +115,21 @@ def test_a_plan_for_a_file_is_run_as_it_was_made(
 
 
 @pytest.mark.parametrize(
+    ("beside", "name"),
+    [
+        ("plan.domains=nodes", "domains"),
+        ("plan.border=bf16", "border"),
+        ("plan.stages=[{}, {dp: 2, zero: 1, state_shares: [1, 2]}]", "state_shares"),
+    ],
+)
+def test_what_parts_of_a_head_do_not_know_is_said_by_its_key(beside: str, name: str) -> None:
+    with pytest.raises(ConfigErrors) as refused:
+        resolved("model.tied=false", TWO, "plan.head=[1,1]", beside)
+    message = "plan.head = [1, 1]: expected null. Parts of the head are for plans without "
+    assert f"{message}{name}. null: the last has the whole head." in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("asked", "message"),
     [
         ([TWO], "plan.schedule = 'made': expected a schedule's name where the chips of ranks are"),

@@ -77,12 +77,24 @@ def staged_plan(
         laid = zip(layout.meshes, _stages(asked, layout, counts, first_rank), strict=True)
         stages = tuple(computes(asked.stages[mesh], stage) for mesh, stage in laid)
         first_rank += sum(stage.num_ranks for stage in asked.stages)
+        _refuse_beside_head(plan, asked, f"{where}head")
         stages += tuple(_head_parts(asked.head, stages, head_rows, f"{where}head"))
         pipeline = PipelinePlan(
             stages=stages, samples=samples, microbatch=micro, schedule=layout.schedule
         )
         built.append(_with_in_flight(pipeline, asked.in_flight, where))
     return Plan(num_layers=num_layers, pipelines=tuple(built))
+
+
+def _refuse_beside_head(plan: PlanConfig, asked: PipelineConfig, key: str) -> None:
+    """What parts of a head do not know, by the keys that say it."""
+    if asked.head is None:
+        return
+    unlike = any(stage.state_shares for stage in asked.stages)
+    beside = {"domains": plan.domains, "border": plan.border, "state_shares": unlike or None}
+    for name in (name for name, value in beside.items() if value is not None):
+        hint = f"Parts of the head are for plans without {name}. null: the last has the whole head."
+        raise ConfigError(key, list(asked.head), "null", hint)
 
 
 def _head_parts(
