@@ -292,6 +292,16 @@ def test_layers_that_are_computed_again_keep_nothing(
         engine.step(batch)
 
 
+def test_integers_have_no_precision_that_a_plan_lacks() -> None:
+    model = nn.Linear(3, 2)
+    model.register_parameter("table", nn.Parameter(torch.arange(3), requires_grad=False))
+    sgd = torch.optim.SGD((model.weight, model.bias), lr=0.1)
+    engine = weft.weave(model, sgd, loss=total, plan=plan_of(precision="fp32"))
+    assert engine.step(torch.ones(4, 3)) > 0
+    with pytest.raises(ConfigError, match=r"precision = 'bf16'.*of the model \(torch.float32\)"):
+        weft.weave(model, sgd, loss=total, plan=plan_of(precision="bf16"))
+
+
 def looked_up() -> nn.Module:
     """Rows that were looked up are scaled down to a norm of 1, in the table."""
     torch.manual_seed(0)

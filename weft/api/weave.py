@@ -258,7 +258,7 @@ def _refuse_unlike(
 ) -> None:
     """A plan that says another device or precision than the model's would not be followed."""
     devices = sorted({param.device.type for param in params})
-    dtypes = {param.dtype for param in params}
+    dtypes = {param.dtype for param in params if param.is_floating_point()}
     products = None
     if precision is not None:
         dtypes = {PRECISIONS[precision].compute.dtype}
