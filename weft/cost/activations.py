@@ -28,7 +28,7 @@ CHUNK_COMPILED = 1 << 29
 CHUNK_TOKENS = 256
 PART_TOKENS = 1024
 """Of a part of the head, or one divided along the vocabulary, whose logits are wide at once, as in
-``weft/nn/rows_loss.py`` and ``weft/parallel/tp/modules.py``."""
+``weft/nn/rows_loss.py`` and ``weft/parallel/split_vocab.py``."""
 _SECOND: tuple[Item, ...] = ("ff input", "ff masks", "ff read", "gates", "hidden")
 """What the second part of a layer keeps; what enters it is its input where it is alone."""
 
@@ -322,7 +322,7 @@ def _whole_rows(shape: ModelShape, work: StageWork, width: float) -> float:
 
 
 def _divided(shape: ModelShape, work: StageWork, width: float) -> float:
-    """Of a head split along the vocabulary (``weft/parallel/tp/modules.py``), which keeps its
+    """Of a head split along the vocabulary (``weft/parallel/split_vocab.py``), which keeps its
     probabilities in four bytes for backward; hidden states and weight get gradients row by row."""
     tokens, hidden = work.tokens, work.wide * work.tokens * shape.d_model
     rows, weight = min(tokens, PART_TOKENS), work.wide * width * shape.d_model * (not work.frozen)
