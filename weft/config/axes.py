@@ -23,6 +23,8 @@ class AxisEntry:
     that have no samples."""
     searched: bool = True
     """The planner always tries sizes of it; else only where nothing fits without."""
+    told: bool = False
+    """Pictures name its size where that is 1, too."""
     divides: str = ""
     """Of what its places may have unlike parts, in one word: ``expert`` adds the key
     ``expert_shares`` to a stage and to its mesh in a plan; empty: never."""
@@ -41,6 +43,7 @@ ENTRIES = (
         manual="Ways to divide the samples of a micro-batch; every rank computes its part.",
         divides_samples=True,
         changes_modules=False,
+        told=True,
     ),
     AxisEntry(
         name="ep",
@@ -61,6 +64,7 @@ ENTRIES = (
     AxisEntry(
         name="tp",
         manual="Ways to split each matrix product; keep these ranks inside one machine.",
+        told=True,
         divides="width",
         slow_links="less tensor parallelism and more stages: sums inside layers wait for links",
     ),
@@ -70,6 +74,8 @@ ENTRIES = (
 NAMES = tuple(entry.name for entry in ENTRIES)
 
 SEARCHED = tuple(entry.name for entry in ENTRIES if entry.searched)
+
+TOLD = tuple(entry.name for entry in ENTRIES if entry.told)
 
 SAMPLE_AXES = tuple(entry.name for entry in ENTRIES if entry.divides_samples)
 

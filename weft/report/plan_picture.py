@@ -18,7 +18,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from weft.cluster.cluster import Chip, Cluster
-from weft.config.axes import NAMES, SEARCHED, UNLIKE
+from weft.config.axes import NAMES, TOLD, UNLIKE
 from weft.plan.borders import Layers
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.naming import elsewhere
@@ -353,7 +353,7 @@ def _details(stage: StagePlan, kind: Kind, *, folded: bool) -> Iterator[tuple[st
     names = (kind.words, kind.name, short.rstrip("-"))
     yield *(many + name for name in names), *names[1:]
     sizes = {axis: stage.mesh.size(axis) for axis in NAMES}
-    told = {axis: size for axis, size in sizes.items() if size > 1 or axis in SEARCHED}
+    told = {axis: size for axis, size in sizes.items() if size > 1 or axis in TOLD}
     mesh = " ".join(f"{axis} {size}" for axis, size in told.items())
     close = " ".join(f"{axis}{size}" for axis, size in told.items())
     yield f"{mesh} · ZeRO {stage.zero}", f"{close} z{stage.zero}"
