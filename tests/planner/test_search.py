@@ -210,6 +210,7 @@ def test_every_candidate_was_simulated_or_has_a_reason() -> None:
     assert {"memory", "bound", "shape"} <= set(result.pruned.reasons)
 
 
+@pytest.mark.usefixtures("hurried")
 def test_the_same_search_finds_the_same() -> None:
     cluster = ClusterView((pool(H100, 24, 2), pool(A100, 24, 2)))
     workload = Workload(spec=SPEC, seq_len=SEQ, samples=4)
