@@ -353,8 +353,9 @@ def test_a_cache_without_room_is_named(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr("weft.data.prepare._Builder.build", build)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError if is_named else OSError) as caught:
-        prepared(tmp_path / "text", tmp_path / "cache")
+        prepared(tmp_path / "text", Path("cache"))
     said = "data.cache_dir = '.*': expected a folder with room .No space left.*Make room there"
     assert bool(re.match(said, str(caught.value))) == is_named
 

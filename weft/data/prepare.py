@@ -129,8 +129,8 @@ def _refusing_folder(config: DataConfig, cache_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        at = Path(str(error.filename or ""))
-        ours = cache_dir in (at, *at.parents) or at in cache_dir.parents
+        at = Path(error.filename) if isinstance(error.filename, str) else None
+        ours = at is not None and (cache_dir in (at, *at.parents) or at in cache_dir.parents)
         if not ours and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise
         room = error.errno in (errno.ENOSPC, errno.EDQUOT)
