@@ -43,8 +43,11 @@ class _RMSNorm(torch.autograd.Function):
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         r = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()  # [..., 1]
         ctx.save_for_backward(x, weight, r)
-        result: Tensor = (wide * r).mul_(weight).to(x.dtype)
-        return result
+        result: Tensor = wide * r
+        # What an operation in place gives back, or ``to`` the dtype that is there, PyTorch 2.11's
+        # compiler differentiates a second time: wrong gradients, in silence.
+        result = result * weight if torch.compiler.is_compiling() else result.mul_(weight)
+        return result if result.dtype == x.dtype else result.to(x.dtype)
 
     @staticmethod
     @once_differentiable
