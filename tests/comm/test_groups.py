@@ -163,6 +163,8 @@ def test_threads_of_gloo_take_no_processor_from_those_that_compute() -> None:
         deadline = time.monotonic() + 60
         while not (threads := threads_of_gloo()) and time.monotonic() < deadline:
             time.sleep(0.01)
+        if not threads and torch.__version__ < "2.13":
+            pytest.skip("this PyTorch's thread has no name to be found by")
         assert [os.sched_getscheduler(thread) for thread in threads] == [os.SCHED_BATCH]
         assert os.sched_getscheduler(0) == os.SCHED_OTHER
         groups.close()
