@@ -10,7 +10,7 @@ from weft.config.errors import ConfigError
 from weft.models.llama.sizes import SIZES
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.planner.fit import shortages, smallest_change, without_recompute
+from weft.planner.fit import kept_on_hosts, shortages, smallest_change, without_recompute
 from weft.planner.outlook import refuse_too_large
 from weft.planner.problem import Options, Problem, Workload
 
@@ -111,6 +111,19 @@ def test_hosts_are_a_way_out_where_they_have_room() -> None:
     without = (there.total - there.optimizer - 0.5 * there.weights) / 2**30 / 0.92
     assert "parameters in the memory of hosts (state_tier: host, param_tier" in told(without, 500.0)
     assert told(need, 1.0).startswith("Nothing else alone would do: take chips of")
+
+
+def test_what_is_on_disk_is_in_no_hosts_memory() -> None:
+    """Parameters on disk counted there, so that plans which fit were refused for hosts' room."""
+    there = Problem(WORKLOAD, NODE)
+    apart = plan().each(lambda stage: replace(stage, zero=3, param_tier="disk", state_tier="disk"))
+    assert kept_on_hosts(apart, there.memory) == {}
+    mixed = apart.each(lambda stage: replace(stage, state_tier="host"))
+    usual = apart.each(lambda stage: replace(stage, state_tier="device"))
+    held = there.memory(usual)[0]
+    state = held.optimizer + held.grads  # which wait with it where parameters come and go
+    assert kept_on_hosts(mixed, there.memory)[0] == pytest.approx(state, rel=0.01)
+    assert shortages(apart, there) == []
 
 
 def test_chips_that_are_named_are_large_enough() -> None:

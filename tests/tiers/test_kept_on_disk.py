@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from weft.cli.main import run
 from weft.cluster.cluster import Cluster, Node
 from weft.config.errors import ConfigErrors, RunError
 from weft.config.load import load_config
@@ -85,3 +86,13 @@ def test_all_that_is_kept_there_is_counted(tmp_path: Path) -> None:
     kept = found("compute.recompute=offload_disk")
     assert kept.state == kept.params == 0 < kept.activations
     assert kept.moved == pytest.approx(2 * MICROBATCHES * kept.activations)
+
+
+@pytest.mark.parametrize("tiers", [(), ("optim.state_tier=disk",)], ids=str)
+def test_a_plan_is_chosen_for_parameters_on_disk(
+    tiers: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As for a rank that is lost: the search ended in an assertion, and training with it."""
+    asked = ["compute.precision=bf16", "optim.param_tier=disk", f"optim.state_folder={tmp_path}"]
+    assert run(["plan", "debug", "plan=auto", "compute.device=cpu", *asked, *tiers]) == 0
+    assert "weights" in capsys.readouterr().out

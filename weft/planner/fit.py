@@ -123,7 +123,8 @@ def kept_on_hosts(
 def _without_host(stage: StagePlan) -> StagePlan:
     tier = "device" if stage.state_tier == "host" else stage.state_tier
     modes = kept_off_host(stage.recompute)
-    return replace(stage, state_tier=tier, param_tier="device", recompute=modes)
+    near = "device" if stage.param_tier == "host" else stage.param_tier
+    return replace(stage, state_tier=tier, param_tier=near, recompute=modes)
 
 
 def smallest_change(plan: Plan, problem: Problem) -> str:
