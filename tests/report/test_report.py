@@ -24,6 +24,7 @@ from weft.cluster.cluster import catalogue
 from weft.config.errors import ConfigError
 from weft.plan.plan import PipelinePlan, Plan
 from weft.report.page import write_report
+from weft.report.run_files import read_run
 
 
 @pytest.fixture
@@ -192,6 +193,23 @@ def test_a_missing_file_is_not_recorded_and_the_rest_is_there(run: Path, missing
     if missing in where:
         assert "not recorded" in section(page, where[missing]).text
     assert page.all("section")[0].attributes.get("class") != "problems"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("plan.json", "[]", "it has other contents than such a file of a run"),
+        ("cluster.json", "3", "it has other contents than such a file of a run"),
+        ("summary.json", "3", "expected an object, found int"),
+        ("config.yaml", "name: try\nmodel: {size: [", "no YAML from line 2 on"),
+    ],
+)
+def test_what_a_file_should_hold_is_said_in_words(
+    run: Path, name: str, text: str, said: str
+) -> None:
+    """Not in those of Python or a parser."""
+    (run / name).write_text(text)
+    assert f"{name}: {said}" in read_run(run).problems
 
 
 def test_a_run_that_crashed_shows_how_far_it_came(run: Path) -> None:

@@ -98,6 +98,10 @@ def reason(error: Exception, folder: Path) -> str:
     """Why a file of the run in ``folder`` cannot be used, in words."""
     if isinstance(error, KeyError):
         return f"it lacks {error}"
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"no YAML from line {error.problem_mark.line + 1} on"
+    if isinstance(error, TypeError | AttributeError | IndexError):
+        return "it has other contents than such a file of a run"
     return str(error).replace(f"{folder}{os.sep}", "") or f"a {type(error).__name__}"
 
 
@@ -137,7 +141,7 @@ def _mapping(path: Path) -> dict[str, Any]:
     value = yaml.safe_load(text) if is_yaml else json.loads(text)
     if not isinstance(value, dict):
         expected = "sections" if is_yaml else "an object"
-        raise TypeError(f"expected {expected}, found {type(value).__name__}")
+        raise ValueError(f"expected {expected}, found {type(value).__name__}")
     return value
 
 
