@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -171,5 +172,13 @@ def test_reads_only_the_files_that_a_box_needs(tmp_path: Path) -> None:
     (folder / "rank-00001.safetensors").unlink()
     left = checkpoint.read("embed.weight", box=Box((0, 0), (6, 4)))
     assert torch.equal(left, values(2)["param", "embed.weight"][:, :4])
-    with pytest.raises(CheckpointError, match=r"rank-00001.safetensors: is missing"):
+    with pytest.raises(CheckpointError, match=r"rank-00001.safetensors: is missing$"):
+        checkpoint.read("embed.weight")
+
+
+def test_a_checkpoint_that_its_run_removes_meanwhile_is_not_called_damaged(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1, seed=2)
+    checkpoint = open_checkpoint(tmp_path)
+    shutil.rmtree(folder)
+    with pytest.raises(CheckpointError, match="older checkpoints: give the command again"):
         checkpoint.read("embed.weight")

@@ -74,6 +74,9 @@ def checkpoints_at(to: str | None, run: Path) -> Place:
     return place
 
 
+GONE = ", with its folder. A run under way removes older checkpoints: give the command again"
+
+
 def size_of(place: Place) -> int:
     """Of a file. Raises CheckpointError where there is none."""
     with told("read", place):
@@ -82,7 +85,9 @@ def size_of(place: Place) -> int:
                 return place.size()
             info = place.stat()
         except FileNotFoundError as error:
-            raise CheckpointError("is missing", file=place) from error
+            gone = isinstance(place, Path) and not place.parent.is_dir()
+            problem = f"is missing{GONE if gone else ''}"
+            raise CheckpointError(problem, file=place) from error
     if not stat.S_ISREG(info.st_mode):
         raise CheckpointError("is not a file", file=place)
     return info.st_size
