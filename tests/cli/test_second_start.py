@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 import pytest
+from cli import commands
 
 from weft.cli.main import run
 from weft.report.metrics import read_metrics
@@ -27,6 +28,29 @@ def test_checkpoints_that_lie_elsewhere_are_not_begun_again(
     shutil.move(here / "stored", here / "other")
     assert run([*asked, f"checkpoint.to={here / 'other'}", "--steps", "4"]) == 0
     assert [each.step for each in read_metrics(here / "mine/metrics.jsonl")[0]] == [1, 2, 3, 4]
+
+
+def test_two_runs_do_not_share_a_place_of_checkpoints(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each would go on from the other's weights; of a run that is no more they are anybody's."""
+    to = f"checkpoint.to={here / 'stored'}"
+    asked = ["train", "tiny.yaml", to, "optim.lr=1e-5"]
+    assert run(["train", "tiny.yaml", to, "--out", "one", "--steps", "2", "--quiet"]) == 0
+    assert run([*asked, "--out", "other", "--steps", "4"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"checkpoint.to = '{here / 'stored'}': expected a place of its own" in said
+    assert f"go on with --out {here / 'one'}" in said
+    assert not (here / "other").exists()
+    shutil.move(here / "one", here / "moved")
+    assert run([*asked, "--out", "moved", "--steps", "3"]) == 0, "the same, renamed"
+    shutil.rmtree(here / "moved")
+    with commands.started(here, "other", to, "optim.lr=1e-5", "--steps", "4") as command:
+        code, output, errors = command.finish()
+    assert code == 0, errors
+    output = " ".join(f"{output} {errors}".split())
+    assert f"were begun by the run in {here / 'moved'}" in output
+    assert "going on after step 3" in output
 
 
 def test_numbers_after_a_second_start_are_of_its_steps(

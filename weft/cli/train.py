@@ -21,6 +21,7 @@ import typer
 
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.place import LOAD, place_of, refuse_missing
+from weft.checkpoint.run_of import refuse_other
 from weft.checkpoint.store import is_free
 from weft.cli.one_rank import no_new_logs, refusals_on_the_terminal, stoppable
 from weft.cli.output import err, finish, out, print_json, say, warn
@@ -336,11 +337,12 @@ def _refuse_moves(loaded: Loaded) -> None:
 
 
 def _refuse_unknown_place(loaded: Loaded, job: Job) -> None:
-    """``checkpoint.to`` has to be an address that can be opened here, and what a new run begins
-    with has to be there."""
+    """``checkpoint.to`` has to be an address that can be opened here, or a folder of this run's,
+    and what a new run begins with has to be there."""
     load = job.config.checkpoint.load
     try:
-        _ = job.checkpoints
+        if isinstance(place := job.checkpoints, Path):
+            refuse_other(place, job.out)
         if load is not None and not has_saved(job.out):
             refuse_missing(place_of(load, LOAD), LOAD)
     except ConfigError as error:

@@ -21,6 +21,7 @@ from weft.checkpoint.place import KEY, LOAD, Place, checkpoints_of
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.checkpoint.remote.owner import Owner, looked
 from weft.checkpoint.remote.path import RemotePath
+from weft.checkpoint.run_of import refuse_other
 from weft.checkpoint.store import LATEST, candidates
 from weft.comm.comm import Comm
 from weft.comm.heartbeat import with_heartbeat
@@ -96,7 +97,7 @@ def agree(
     spec = model_spec(job.config.model, data.vocab_size, job.config.data.seq_len)
     job, fitted = _fitted(job, head_rows_of(spec))
     _begin_with_weights(job, comm)
-    owner = _owner(job, comm)
+    owner, left = _owner(job, comm), _refuse_other_run(job, comm)
     checkpoint, why = newest_in_memory(
         job.held, job.checkpoints, comm, before=job.last_step, lease=lease
     )
@@ -108,7 +109,7 @@ def agree(
         checkpoint = _in_storage(job, comm)
     if checkpoint is not None:
         _accept(checkpoint, job, data, spec)
-    found = () if checkpoint is None else checkpoint.notes
+    found = (*left, *(() if checkpoint is None else checkpoint.notes))
     apart = [] if checkpoint is None else notes_of_sites(checkpoint, job.plan)
     history = _history(checkpoint, job, comm)
     notes = (*differing_builds(comm, versions), *fitted, *why, *found, *apart, *history.notes)
@@ -291,6 +292,31 @@ def _owner(job: Job, comm: Comm) -> Owner:
         return owner if comm.rank else looked(root, owner)
 
     return with_heartbeat(comm, found, name="turn to write")
+
+
+def _refuse_other_run(job: Job, comm: Comm) -> list[str]:
+    """A sentence where checkpoints were begun by a run that is over. Collective.
+
+    Raises:
+        ConfigError: they are of another run; on every rank.
+    """
+
+    def looked() -> dict[str, str]:
+        """On the main rank, whose run folder counts."""
+        try:
+            return {} if comm.rank else {"left": refuse_other(job.checkpoints, job.out)}
+        except ConfigError as error:
+            return {"expected": error.expected, "hint": error.hint}
+        except CheckpointError as error:
+            return {"problem": str(error)}
+
+    name = "whose checkpoints"
+    found = comm.gather_json(with_heartbeat(comm, looked, name=name), name=name)[0]
+    if "problem" in found:
+        raise RunError(found["problem"])
+    if "hint" in found:
+        raise ConfigError(KEY, job.config.checkpoint.to, found["expected"], found["hint"])
+    return [found["left"]] if found["left"] else []
 
 
 def _in_storage(job: Job, comm: Comm) -> Checkpoint | None:

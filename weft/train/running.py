@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.checkpoint.entry import CheckpointError
+from weft.checkpoint.run_of import claim
 from weft.cost.flops import pairs_of_a_token, train_flops_per_token
 from weft.data.batch import Dataset, DatasetSpec, spread
 from weft.data.even import evenly
@@ -50,6 +51,7 @@ def write_files(job: Job, data: Prepared) -> None:
     for name, text in job.files.items():
         write_text(job.out / name, text)
     copy_tokenizer(data.tokenizer_file, job.out)
+    claim(job.checkpoints, job.out)
 
 
 def batches(job: Job, agreed: Agreed, rank: int, first_step: int, stack: ExitStack) -> Loader:
