@@ -87,6 +87,11 @@ class Command:
         found = [pid for pid in self.alive() if stdout(pid) == log]
         return [pid for pid in found if parent(pid) not in found]  # not what it just started
 
+    def loaders(self, number: int) -> list[int]:
+        """Process ids of those that make the batches of a rank above 0."""
+        served = {pid for pid in self.alive() if parent(pid) in self._of_rank(number)}
+        return [pid for pid in self.alive() if parent(pid) in served]
+
     def ranks(self) -> dict[int, int]:
         """Process ids of both ranks."""
         found: dict[int, int] = {}

@@ -76,6 +76,19 @@ def test_lost_ranks_are_replaced_and_the_others_stay(here: Path, whole_run: Whol
     same_as(whole_run("fp32"), here / "mine")
 
 
+def test_a_rank_whose_loader_is_killed_is_replaced(here: Path, whole_run: WholeRun) -> None:
+    """As where a machine that lacks memory takes the rank itself."""
+    with commands.started(here, "mine", *IN_MEMORY, "data.prefetch=1") as command:
+        command.wait_for_step(6)
+        (loader,) = command.loaders(1)
+        os.kill(loader, signal.SIGKILL)
+        code, _, errors = command.finish()
+    assert code == 0, errors
+    said = f"process {loader} was ended by SIGKILL (out of memory?)"
+    assert re.search(f"rank 1: loader worker 0, .*{re.escape(said)}", " ".join(errors.split()))
+    same_as(whole_run("fp32"), here / "mine")
+
+
 def test_a_rank_that_dies_may_end_the_command(here: Path, whole_run: WholeRun) -> None:
     with commands.started(here, "mine", "recovery.restarts=0") as command:
         command.wait_for_step(8)

@@ -173,6 +173,7 @@ def test_a_killed_worker_is_an_error(tmp_path: Path) -> None:
         f"loader worker 1, at the batch of step 5: process {_pid_in(caught.value)} was ended by "
         "SIGKILL (out of memory?)"
     )
+    assert caught.value.is_loss
 
 
 def _pid_in(error: LoaderError) -> str:

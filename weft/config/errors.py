@@ -16,6 +16,8 @@ class RunError(RuntimeError):
     """
 
     exit_code = 1
+    is_loss = False
+    """Somebody outside ended a process that is needed: what begins again may well go on."""
 
 
 class DivergedError(RunError):

@@ -44,10 +44,11 @@ _GRACE_S = 0.5
 class LoaderError(RunError):
     """A loader process failed. Names the worker and the step whose batch it owed."""
 
-    def __init__(self, worker: int, step: int, detail: str) -> None:
+    def __init__(self, worker: int, step: int, detail: str, *, is_loss: bool = False) -> None:
         super().__init__(f"loader worker {worker}, at the batch of step {step}: {detail}")
         self.worker = worker
         self.step = step
+        self.is_loss = is_loss
         self.detail = detail
         """What a person needs to know, the worker's traceback, or how it ended."""
 
@@ -141,7 +142,8 @@ class Loader(AbstractContextManager["Loader"]):
         try:
             data = worker.inbox.recv_bytes()
         except (EOFError, OSError):
-            raise LoaderError(number, step, worker.how_it_ended()) from None
+            how = worker.how_it_ended()
+            raise LoaderError(number, step, how, is_loss=worker.was_killed) from None
         with suppress(OSError):  # What it made before it died is still good.
             worker.outbox.send_bytes(b"")
         failed, made = _HEADER.unpack_from(data)
@@ -187,6 +189,10 @@ class _Worker:
         # The pipes must have no other holder, or neither side would see that the other is gone.
         child_inbox.close()
         child_outbox.close()
+
+    @property
+    def was_killed(self) -> bool:
+        return (self.process.exitcode or 0) < 0
 
     def how_it_ended(self) -> str:
         self.process.join(_GRACE_S)

@@ -244,7 +244,7 @@ def _described(rank: int, error: Exception) -> Failure:
         case DivergedError():
             cause = "diverged"
         case RunError():
-            cause = "machine"
+            cause = "signal" if error.is_loss else "machine"
         case OSError() if no_room(error):
             return Failure(rank, "machine", no_room(error), when=time.time())
         case _:
