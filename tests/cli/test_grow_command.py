@@ -7,6 +7,7 @@ import pytest
 
 from weft.checkpoint.reader import open_checkpoint
 from weft.cli.main import run
+from weft.report.metrics import read_metrics
 
 TINY = [
     *("data.path=text.txt", "data.tokenizer=bytes", "data.seq_len=32", "plan.shares=[1]"),
@@ -31,7 +32,11 @@ def test_a_run_grows_and_goes_on(
     assert said["moments"] == "kept" and said["params"][0] < said["params"][1]
     assert run(["grow", "experts", "wide", "many", "--count", "4"]) == 0
     assert "weft train many/model.yaml --out many" in capsys.readouterr().out
+    elsewhere = ["train", "many/model.yaml", "--out", "beside", "--quiet", "--steps", "1"]
+    assert run([*elsewhere, "seed=1"]) == 0
     assert run(["train", "many/model.yaml", "--out", "many", "--quiet", "seed=1"]) == 0
+    first = [read_metrics(Path(each, "metrics.jsonl"))[0][0].loss for each in ("beside", "many")]
+    assert first[0] == first[1], "it begins with the grown weights, wherever"
     last = open_checkpoint(Path("many"))
     assert (last.step, last.state["updates"]) == (3, 6)  # moments were taken over
     losses = [json.loads(Path(each, "summary.json").read_text()) for each in ("small", "many")]

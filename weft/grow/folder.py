@@ -42,6 +42,8 @@ def write_folder(
 ) -> Grown:
     """Write ``out``: it is there as a whole, or not at all. Arguments as of ``write_grown``.
 
+    Its configuration begins with the grown weights whatever ``--out`` it is trained in.
+
     Raises:
         CheckpointError: as there.
         ConfigErrors: the old run's configuration cannot be read.
@@ -49,6 +51,7 @@ def write_folder(
     said = _config(checkpoint, config_name)
     has_config = "batch" in said
     said["model"] = section_of(growth.new)
+    said["checkpoint"] = {**said.get("checkpoint", {}), "load": str(out.absolute())}
     begun = out.absolute().with_name(f".{out.name}.growing")  # a killed one left it
     with told("written", begun):
         shutil.rmtree(begun, ignore_errors=True)
@@ -90,7 +93,6 @@ def _config(checkpoint: Checkpoint, grown_name: str) -> dict[str, Any]:
     said.pop("name", None)
     beginning: dict[str, Any] = {
         **said.get("checkpoint", {}),
-        "load": None,
         "allow_missing": [],
         "allow_resized": [],
         "allow_unused": [],
