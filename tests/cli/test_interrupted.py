@@ -25,6 +25,15 @@ def test_it_is_stopped_and_no_failure(
     assert capsys.readouterr().err == "stopped\n"
 
 
+def test_a_pipe_that_ends_is_a_fault_and_no_wish_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(*_: Any, **__: Any) -> None:
+        raise EOFError
+
+    monkeypatch.setattr(main, "config_schema", ended)
+    with pytest.raises(EOFError):
+        main.run(["schema"])
+
+
 def test_what_comes_before_any_command_is_told_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ from weft.config.errors import ConfigError, RunError
 from weft.elastic.crew import Crew
 from weft.elastic.failure import Epoch, Failure, RanksFailedError
 from weft.elastic.pool import WorkerPool
+from weft.elastic.process import LocalProcess
 from weft.elastic.processes import COMPILER, PRELOADED, preloaded, run_ranks, warm_context
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
@@ -105,6 +108,19 @@ def fails(address: RankAddress, how: str) -> None:
         raise ValueError("the matrix is upside down")
     comm.all_reduce(torch.zeros(3), name="gradients")
     time.sleep(FOREVER_S)
+
+
+def test_a_server_that_is_gone_before_ranks_are_forked_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hangs up on whoever asks it for a process."""
+
+    def hangs_up(*_: object) -> None:
+        raise EOFError
+
+    monkeypatch.setattr(ForkServerProcess, "start", hangs_up)
+    with pytest.raises(RunError, match="ranks are forked from was ended from outside"):
+        LocalProcess(meet, tmp_path, get_context("forkserver"))
 
 
 def test_ranks_meet_and_all_but_the_first_log_to_files(tmp_path: Path) -> None:

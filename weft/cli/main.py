@@ -124,6 +124,8 @@ def run(arguments: list[str]) -> int:
     try:
         code: Any = app(arguments, prog_name="weft", standalone_mode=False)
     except (UsageError, typer.Abort) as error:
+        if isinstance(error.__cause__, EOFError):  # which nobody typed
+            raise error.__cause__ from None
         code = _tell_usage(error)
     except (ConfigErrors, ConfigError, RunError) as error:
         return _tell(error)

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Protocol
 
 from weft.comm.address import RankAddress
+from weft.config.errors import RunError
 from weft.elastic.failure import Failure
 from weft.elastic.rank_process import Begin, Order, Target, Word, be_ranks
 
 Source = int | Connection
 _LOST = 255
 """Of a process, by ``multiprocessing``, where the server that it was forked from is gone."""
+_SERVER = "the process that ranks are forked from"
 
 
 class Process(Protocol):
@@ -66,7 +68,10 @@ class LocalProcess:
     def __init__(self, target: Target, logs: Path, context: ForkServerContext) -> None:
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=be_ranks, args=(target, logs, theirs), name="rank")
-        self._process.start()
+        try:
+            self._process.start()
+        except (EOFError, ConnectionError) as error:
+            raise RunError(f"{_SERVER} was ended from outside") from error
         theirs.close()
         self._begin: Begin | None = None
 
@@ -76,8 +81,7 @@ class LocalProcess:
 
     @property
     def loss(self) -> str:
-        server = "the process that ranks are forked from"
-        return "" if self.can_be_replaced else f"is lost: {server} was ended from outside"
+        return "" if self.can_be_replaced else f"is lost: {_SERVER} was ended from outside"
 
     @property
     def can_be_replaced(self) -> bool:
