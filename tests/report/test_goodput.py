@@ -92,13 +92,14 @@ def test_a_rank_is_lost_and_the_run_goes_on_from_memory() -> None:
     }
 
 
-@pytest.mark.parametrize("told", [4, 9.25])
-def test_a_machine_that_comes_back_begins_no_command(told: float) -> None:
-    """At 9.5 there is a plan with it; another was thought of before, and not taken."""
+@pytest.mark.parametrize(("kind", "told"), [("replan", 4), ("replan", 9.25), ("balance", 4)])
+def test_a_machine_that_comes_back_begins_no_command(kind: str, told: float) -> None:
+    """At 9.5 there is a plan with it, or experts move; another was thought of before, and not
+    taken."""
     events = [
         event("start", 3, 0, startup_s=3.0),
-        event("replan", told, 1),
-        event("replan", 9.5, 6),
+        event(kind, told, 1),
+        event(kind, 9.5, 6),
         event("start", 11, 6, startup_s=11.0, last_step=6, last_s=6.5),
     ]
     steps = [*rows(1, 6, took=1.0), *rows(7, 8, took=1.0)]

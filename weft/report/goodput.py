@@ -190,7 +190,8 @@ def _began(start: Event, before: Sequence[Event]) -> tuple[float, bool]:
     since = max((at for at, event in enumerate(before) if event.kind == "start"), default=-1)
     here = [e for e in before[since + 1 :] if e.elapsed_s >= command_s]
     restarts = [e.elapsed_s for e in here if e.kind in BEGINNINGS]
-    others = [e.elapsed_s for e in here if e.kind == "replan"]  # ranks that come, or none of that
+    # Ranks that come, or none of that.
+    others = [e.elapsed_s for e in here if e.kind in ("replan", "balance")]
     restart_s = restarts[0] if restarts else others[-1] if others else None
     if restart_s is None or since < 0 or not _is_of(before[since], start):
         return max(command_s, 0.0), False
