@@ -186,6 +186,7 @@ def test_of_another_job_what_differs_is_said(tmp_path: Path) -> None:
         b'{"kind": "job", "version": %d, "asked": [1]}\n' % VERSION,
         b'{"kind": "job", "version": %d}\n{"foo": 1}\n' % VERSION,
         b'{"kind": "job", "version": %d}\n{"kind": "plans", "plans": [{}], "times": 1}\n' % VERSION,
+        b'{"kind": "job", "version": %d}\n{"kind": "plans", "plans": [], "times": 0}\n' % VERSION,
         b'{"kind": "job", "version": %d}\n{"kind": "trial", "outcome": {"new": 1}}\n' % VERSION,
     ],
 )

@@ -34,6 +34,7 @@ class _Numbers:
 
 
 _PLANS = TypeAdapter(list[_Numbers])
+_TIMES = TypeAdapter(Annotated[float, Field(ge=1, allow_inf_nan=False)])
 MOST_SAID = 8
 """Of what differs from the job that a tuning began with."""
 
@@ -91,7 +92,7 @@ class Record:
             case "plans":
                 _PLANS.validate_python(line["plans"])
                 self.candidates = [Candidate.from_json(each) for each in line["plans"]]
-                self.times = line["times"]
+                self.times = _TIMES.validate_python(line["times"])
             case "trial":
                 self.outcomes.append(self._outcome(line["outcome"]))
                 self.final = []  # of those before
