@@ -59,6 +59,8 @@ class FakeLab:
     """Every plan of several pipelines does, at once."""
     refuses: bool = False
     """The last rank's configuration cannot work."""
+    killed: int = 0
+    """The job that somebody outside ends."""
     runs: list[Plan] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
     """Numbers of the jobs that went on, one after another."""
@@ -143,7 +145,7 @@ class FakeJob:
         length_s = self.step_s * (1 + self.noise * (-1) ** done)
         if self.lab.refuses:
             self.failed = len(self.used_s) - 1
-        elif self.is_short:
+        elif self.is_short or self.lab.killed == self.number:
             self.failed = 0
         elif self.now_s >= self.moments[-1].now_s + length_s:
             now_s = self.now_s = self.moments[-1].now_s + length_s

@@ -108,6 +108,21 @@ def test_what_dies_in_the_last_comparison_is_left_out(
     assert verdict(result)
 
 
+def test_a_trial_that_somebody_kills_is_made_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says nothing of its plan, which may be the best."""
+    job = asked(OWN)
+    undisturbed, *_ = tuned(job, tmp_path / "one", monkeypatch, FakeLab(), 3)
+    result, said, _ = tuned(job, tmp_path / "other", monkeypatch, FakeLab(killed=2), 3)
+    assert [
+        line for line in said if line.endswith("was ended by SIGKILL, out of memory; once more")
+    ]
+    assert result.best == undisturbed.best
+    tried = [[(o.candidate, o.problem) for o in r.tuner.outcomes] for r in (result, undisturbed)]
+    assert tried[0] == tried[1]
+
+
 def test_time_that_is_up_ends_questions_too() -> None:
     """After the first that has an answer."""
     asked_of = list[tuple[int, int]]()

@@ -35,6 +35,8 @@ class Rates:
     problem: str = ""
     short: int | None = None
     """The rank that ran out of memory, where one did."""
+    was_killed: bool = False
+    """Somebody outside ended a rank, which says nothing of the trial."""
     busy: Sequence[float] = ()
     """By rank: part of a step, in its last run, in which its chip computed."""
     step_s: float = 0.0

@@ -77,12 +77,14 @@ class Entry:
         """What it has done since then, or why it ended, is what it reaches."""
         last, rates = self.job.moments[-1] if self.job.moments else since, self.rates
         if (failed := self.job.failed) is not None:
-            if self.job.code(failed) == REFUSED:
+            code = self.job.code(failed)
+            if code == REFUSED:
                 log = self.folder / LOGS / f"rank{failed}.log"
                 where = log if log.exists() else "above"  # where the first rank of a lab prints
                 raise RunError(f"the trial {rates.trial.name!r} was refused: see {where}")
             rates.problem = f"rank {failed} {self.job.in_words(failed)}"
             rates.short = failed if self.job.is_short else None
+            rates.was_killed = code is not None and code < 0 and not self.job.is_short
             return
         if last.step == since.step:
             rates.problem = f"no step in {STUCK_S:g} s"

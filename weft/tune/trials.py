@@ -114,8 +114,13 @@ class Trials:
         """One trial. The faster of the two stays; where only one can be there, none does."""
         began_s = self.used_s
         several = [self._entry(best.number, best.candidate)] if best and self._together else []
-        own = self._entry(number, candidate)
-        self._until_sure([own, *several], best)
+        own = self._until_sure(self._entry(number, candidate), several, best)
+        if own.rates.was_killed:
+            self.say(f"trial {candidate.name}: {own.rates.problem}; once more")
+            self._end(number)
+            for entry in several:
+                entry.rates.values.clear()
+            own = self._until_sure(self._entry(number, candidate), several, best)
         found = self._outcome(number, own, best, self.used_s - began_s)
         is_faster = found.step_s is not None and found.times < 1
         stays = is_faster or (best is None and found.step_s is not None)
@@ -127,14 +132,14 @@ class Trials:
             entry.rates.values.clear()
         return found
 
-    def _until_sure(self, several: Sequence[Entry], best: Best | None) -> None:
-        own = several[0]
+    def _until_sure(self, own: Entry, several: Sequence[Entry], best: Best | None) -> Entry:
         for turns in range(1, MOST_TURNS + 1):
-            self._turn(several)
+            self._turn([own, *several])
             if own.rates.problem or (turns >= LEAST_TURNS and best is None):
-                return
+                break
             if best is not None and turns >= LEAST_TURNS and self._ratio(own, best).is_sure:
-                return
+                break
+        return own
 
     def final(self, several: Sequence[Best]) -> list[Outcome]:
         """The first of these and the others, longer than in trials: each as a ratio to the first.
