@@ -247,6 +247,18 @@ class Group:
             self.ledger.pruned.add("limit", self._too_many, children)
         return cutoff
 
+    def of(
+        self, line: Line, limit: float, kept: Kept | None, *, brief: bool = False
+    ) -> Timed | None:
+        """A pipeline whose order, schedule and samples are decided; none where it does not fit,
+        takes ``limit`` or more, or cannot be ``kept`` so. ``brief``: as of a ``Look``."""
+        for section in line.sections:
+            allowed = self.options.any_shape or self.meshes.allows(section, line.micro)
+            if not (allowed and self.meshes.fills(section)):
+                return None
+        with self._uncounted():
+            return self._best_levels(line, limit, kept, brief=brief)
+
     def again(self, line: Line, samples: int) -> Timed | None:
         """A pipeline that was found, with other samples; None where it has less than a microbatch,
         or not the room."""

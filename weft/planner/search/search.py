@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import chain, combinations, islice, product
 from math import inf
@@ -28,7 +28,6 @@ from weft.planner.search.choice import (
     Apart,
     Line,
     Timed,
-    inner_of,
     plan_of,
     used_cluster,
     used_parts,
@@ -40,7 +39,9 @@ from weft.planner.search.found import Candidate, Found, NoPlan, Pruned, together
 from weft.planner.search.frames import UNMADE
 from weft.planner.search.group import BRIEF_FIRST, UNCUT, WHOLE, Group, Kept, Ledger
 from weft.planner.search.least import Relaxed
+from weft.planner.search.lines import Lines, arrangement_of
 from weft.planner.search.meshes import Meshes
+from weft.planner.search.nearby import Place, fastest_nearby
 from weft.planner.search.nearer import nearer
 from weft.planner.search.no_plan import leanest, no_plan
 from weft.planner.search.refined import BEST_FEW, refined
@@ -72,6 +73,8 @@ LONGER = 8
 OF_MANY = 2
 """Times as much effort of many chips, of which more is to be decided."""
 MOST_OTHERS = 5
+BESIDE = 8
+"""Times the effort for one combination, of many chips, for what is beside the best few."""
 
 
 def search(
@@ -123,7 +126,8 @@ def _searched(problem: Problem, watch: Watch, known: KnownCosts) -> Found:
         run.look_again()
         lists += run.lists()
         near += run.near(near)
-    if not lists:
+    lists += run.look_nearby()
+    if not any(lists):
         if not fits(problem):
             return _otherwise(run, begin, watch)
         # Something fits, and the effort ended before it was looked at.
@@ -223,26 +227,6 @@ def any_fit(problem: Problem) -> Candidate | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """Pipelines side by side, all decided."""
-
-    seconds: float
-    lines: tuple[Line, ...]
-    cluster: ClusterView
-    """Whose pools the lines number."""
-
-    @property
-    def arrangement(self) -> Arrangement:
-        """The pools of each."""
-        pools = (sorted({section.pool for section in line.sections}) for line in self.lines)
-        return tuple(map(tuple, pools))
-
-    def uses(self, pools: set[int], cluster: ClusterView) -> bool:
-        """None but these, of that cluster."""
-        return self.cluster is cluster and pools.issuperset(chain(*self.arrangement))
-
-
 class SearchRun:
     """A search under way."""
 
@@ -323,6 +307,23 @@ class SearchRun:
                 self.look_at(arrangement)
         if self.has_time and self.relaxed:
             self._look_longer(self.relaxed, every)
+
+    def look_nearby(self) -> list[list[Lines]]:
+        """At what the effort left out beside the best few of many chips; as ``lists``."""
+        if self.has_time:
+            return []
+        known, enough = len(self._found), self._times(BESIDE)
+        place = Place(
+            lambda lines: self._groups(arrangement_of(lines)),
+            self._is_open,
+            self.options.schedules,
+            self.cluster.pools,
+            lambda: self.ledger.is_through(enough),
+        )
+        for lines in self.distinct()[:BEST_FEW]:
+            if lines.cluster is self.cluster and (found := fastest_nearby(lines.lines, place)):
+                self._add(found)
+        return [sorted(self._found[known:], key=_step_s)]
 
     def _look_longer(self, relaxed: Relaxed, every: Sequence[Arrangement]) -> None:
         """At each pipeline through several pools, the most promising first."""
@@ -412,15 +413,18 @@ class SearchRun:
             return
         if self._cannot_win(arrangement):
             return
-        domains = searches_domains(self.problem.on(self._chips_of(arrangement)))
-        kind = domains, len(arrangement), self._sites_of(arrangement)
-        groups = [self._group(group, *kind) for group in arrangement]
+        groups = self._groups(arrangement)
         if len(groups) == 1:
             self._alone(groups[0], brief=brief, longer=longer)
             return
-        for kept in self._every_kept(domains=domains):
+        for kept in self._every_kept(domains=groups[0].options.domains):
             if all(group.may_keep(kept) for group in groups):
                 self._side_by_side(groups, kept)
+
+    def _groups(self, arrangement: Arrangement) -> list[Group]:
+        domains = searches_domains(self.problem.on(self._chips_of(arrangement)))
+        kind = domains, len(arrangement), self._sites_of(arrangement)
+        return [self._group(group, *kind) for group in arrangement]
 
     def _cannot_win(self, arrangement: Arrangement) -> bool:
         """No plan of it is faster than what is known."""
@@ -479,6 +483,15 @@ class SearchRun:
         kinds = ({self.cluster.pools[pool].chip.name for pool in pools} for pools in arrangement)
         return options.unlike_stages or all(len(names) == 1 for names in kinds)
 
+    def _is_open(self, lines: Sequence[Line]) -> bool:
+        """Options leave such pipelines open."""
+        arrangement, most = arrangement_of(lines), self.options.max_stages
+        if self.options.only_runnable and why_never_run(self.cluster, arrangement):
+            return False
+        return self._allowed(arrangement) and all(
+            line.num_meshes <= (most or line.num_meshes) for line in lines
+        )
+
     def look_at_cut(self, cluster: ClusterView, first: int) -> None:
         """The same chips with a pool in two parts, ``first`` and the next, where both are used."""
         with self._beside(self.problem.on(cluster)) as other:
@@ -490,7 +503,7 @@ class SearchRun:
         """The best, and the next that are really different from all before them."""
         found: dict[object, Lines] = {}
         for lines in sorted(self._found, key=_step_s):
-            found.setdefault(_likeness(lines.lines), lines)
+            found.setdefault(lines.likeness, lines)
         return list(found.values())
 
     def lists(self) -> list[list[Lines]]:
@@ -584,11 +597,3 @@ def _united(arrangement: Arrangement) -> tuple[int, int]:
     """Those of few pools together first, and of these those that use most."""
     sizes = [*map(len, arrangement)]
     return max(sizes), -sum(sizes)
-
-
-def _likeness(lines: Sequence[Line]) -> object:
-    """Equal for plans that a person would call the same."""
-    return tuple(
-        (tuple((s.pool, inner_of(s.axes), s.meshes) for s in line.sections), line.schedule)
-        for line in lines
-    )

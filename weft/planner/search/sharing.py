@@ -50,7 +50,7 @@ def shared(
         timed = trial.of(shares)
         if timed:
             yield timed
-        if _longest(timed) >= worth:
+        if longest(timed) >= worth:
             break
         shares = balanced(timed)
         if even := evened(beside.groups, timed, shares):
@@ -76,7 +76,7 @@ class _Trial:
         """The fastest pipelines with these; none where one has none, or none that is worth it."""
         asked = [] if self.worth == inf else self._slowest_first()
         enough = all(self._is_worth(number, shares[number]) for number in asked)
-        found = _all([self._best(*each) for each in enumerate(shares)]) if enough else []
+        found = every_one([self._best(*each) for each in enumerate(shares)]) if enough else []
         return self.tried.setdefault(tuple(shares), found)
 
     def _slowest_first(self) -> list[int]:
@@ -150,7 +150,7 @@ def evened(groups: Sequence[Group], chosen: Sequence[Timed], shares: Sequence[in
     some pipeline has not the room, or less than a microbatch.
     """
     again = cache(lambda number, share: groups[number].again(chosen[number].line, share))
-    found = _all([again(number, share) for number, share in enumerate(shares)])
+    found = every_one([again(number, share) for number, share in enumerate(shares)])
 
     def is_faster(number: int, fewer: int) -> bool:
         """With so many samples less; else nothing is to be had from where they go."""
@@ -168,8 +168,8 @@ def evened(groups: Sequence[Group], chosen: Sequence[Timed], shares: Sequence[in
             for many in {1, _ways(found[slowest]), _ways(found[taker])}
             if taker != slowest and is_faster(slowest, many)
         ]
-        best = min(filter(None, map(_all, moves)), key=_longest, default=[])
-        if not best or _longest(best) >= _longest(found):
+        best = min(filter(None, map(every_one, moves)), key=longest, default=[])
+        if not best or longest(best) >= longest(found):
             break
         found = best
     return found
@@ -182,7 +182,7 @@ def every_share(total: int, groups: int) -> Iterator[tuple[int, ...]]:
         yield tuple(high - low for low, high in pairwise(ends))
 
 
-def _all(each: Sequence[Timed | None]) -> list[Timed]:
+def every_one(each: Sequence[Timed | None]) -> list[Timed]:
     """All of them, or none."""
     found = [timed for timed in each if timed is not None]
     return found if len(found) == len(each) else []
@@ -193,5 +193,6 @@ def _ways(timed: Timed) -> int:
     return min(section.ways for section in timed.line.sections)
 
 
-def _longest(chosen: Sequence[Timed]) -> float:
+def longest(chosen: Sequence[Timed]) -> float:
+    """Seconds of those side by side; no end of none."""
     return max((timed.seconds for timed in chosen), default=inf)
