@@ -19,11 +19,11 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Protocol, get_args
 
 from benchmarks.chaos.faults import ALL_KINDS, FIRED, STEPS, Fault, Kind, agents, drawn, write
 from weft.checkpoint.verify import verify
@@ -45,6 +45,8 @@ PER_RUN = 12
 STEPS_IN_ALL = (EVERY + 4) * (PER_RUN + 2)
 LIMIT_S = 60.0
 LOOK_S = 0.02
+LAUNCH = "benchmarks.chaos.launch"
+"""The command: a folder with appointments, and words of ``weft train``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +65,52 @@ class UnwellError(Exception):
     """Training did not survive, or not as it should."""
 
 
+class Process(Protocol):
+    """What is asked of a command that was started."""
+
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+
+
+@contextmanager
+def started(words: Sequence[str], log: Path) -> Iterator[Process]:
+    """``benchmarks.chaos.launch`` in a session of its own, as a shell starts it."""
+    command = [sys.executable, "-m", LAUNCH, *words]
+    with (
+        log.open("w") as output,
+        subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True) as process,
+    ):
+        yield process
+
+
+Start = Callable[[Sequence[str], Path], AbstractContextManager[Process]]
+
+
 def survive(
-    folder: Path, plan: str, faults: Sequence[Fault], *, limit_s: float = LIMIT_S
+    folder: Path,
+    plan: str,
+    faults: Sequence[Fault],
+    *,
+    limit_s: float = LIMIT_S,
+    start: Start = started,
 ) -> list[Outcome]:
     """One run, and what became of its faults; the command is given again as often as all ended.
 
-    ``limit_s``: most seconds from one finished step to the next, whatever happens.
+    ``limit_s``: most seconds from one finished step to the next, whatever happens. ``start`` gives
+    the command, with these words and what it prints in that file.
     """
     write(folder, faults)
     last = max(fault.step for fault in faults) + EVERY
-    words = [*ASKED, *PLANS[plan][1], f"train.steps={STEPS_IN_ALL}", "--steps", str(last)]
-    words += ["--out", str(folder / "run")]
-    command = [sys.executable, "-m", "benchmarks.chaos.launch", str(folder), *words]
+    words = [str(folder), *ASKED, *PLANS[plan][1], f"train.steps={STEPS_IN_ALL}"]
+    words += ["--steps", str(last), "--out", str(folder / "run")]
     ends = [fault for fault in faults if fault.ends_all]
     for number in range(3 * len(ends) + 1):
-        code, said = _run(folder, command, number, limit_s)
+        log = folder / f"start{number}.txt"
+        with start(words, log) as process:
+            _watch(folder, process, log, limit_s)
+        code, said = process.returncode or 0, log.read_text()
         if code == 0:
             break
         damaged = _refused(folder, said) if code > 0 else None
@@ -90,24 +123,18 @@ def survive(
     return _checked(folder, plan, faults)
 
 
-def _run(folder: Path, command: Sequence[str], number: int, limit_s: float) -> tuple[int, str]:
-    """Exit code, negative where it was killed, and what was said."""
-    log = folder / f"start{number}.txt"
-    with (
-        log.open("w") as output,
-        subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True) as process,
-    ):
-        moved = time.monotonic()
-        seen = -1
-        while process.poll() is None:
-            time.sleep(LOOK_S)
-            size = sum(each.stat().st_size for each in (folder / STEPS).glob("*"))
-            if size != seen:
-                seen, moved = size, time.monotonic()
-            if time.monotonic() > moved + limit_s:
-                process.kill()
-                raise UnwellError(f"no step in {limit_s:g} s: {log.read_text()[-2000:]}")
-    return process.returncode, log.read_text()
+def _watch(folder: Path, process: Process, log: Path, limit_s: float) -> None:
+    """Until it has ended; what does no step for so long is ended."""
+    moved = time.monotonic()
+    seen = -1
+    while process.poll() is None:
+        time.sleep(LOOK_S)
+        size = sum(each.stat().st_size for each in (folder / STEPS).glob("*"))
+        if size != seen:
+            seen, moved = size, time.monotonic()
+        if time.monotonic() > moved + limit_s:
+            process.kill()
+            raise UnwellError(f"no step in {limit_s:g} s: {log.read_text()[-2000:]}")
 
 
 def _refused(folder: Path, said: str) -> Path | None:

@@ -1,10 +1,14 @@
 """Faults by appointment in a real run: a few of those that ``benchmarks.chaos`` draws."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from cli.commands import ENVIRONMENT
+from cli.warm import WarmProcess
 
-from benchmarks.chaos.__main__ import UnwellError, compare, losses, survive
+from benchmarks.chaos.__main__ import LAUNCH, UnwellError, compare, losses, survive
 from benchmarks.chaos.faults import Fault
 
 FAULTS = [
@@ -18,12 +22,22 @@ FAULTS = [
 what was saved last is damaged."""
 
 
+@contextmanager
+def forked(words: Sequence[str], log: Path) -> Iterator[WarmProcess]:
+    """The command begins warm: each start would import PyTorch twice."""
+    process = WarmProcess(words, Path.cwd(), ENVIRONMENT, module=LAUNCH)
+    try:
+        yield process
+    finally:
+        log.write_text("".join(process.communicate()))
+
+
 def test_training_survives(tmp_path: Path) -> None:
     calm, stormy = tmp_path / "calm", tmp_path / "stormy"
     for folder in (calm, stormy):
         folder.mkdir()
-    survive(calm, "dp2", [Fault(0, "slow", "forward", 0, step=14)], limit_s=600)
-    outcomes = survive(stormy, "dp2", FAULTS, limit_s=600)
+    survive(calm, "dp2", [Fault(0, "slow", "forward", 0, step=14)], limit_s=600, start=forked)
+    outcomes = survive(stormy, "dp2", FAULTS, limit_s=600, start=forked)
     assert [outcome.fault for outcome in outcomes] == FAULTS
     compare(losses(stormy), losses(calm))
 

@@ -31,13 +31,23 @@ MAIN = process.current_process()
 
 
 class WarmProcess:
-    """``python -m weft ...`` in a session of its own, as ``subprocess.Popen`` would have it."""
+    """``python -m weft ...`` in a session of its own, as ``subprocess.Popen`` would have it; or
+    another module than ``weft``."""
 
-    def __init__(self, words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        *,
+        module: str = "weft",
+    ) -> None:
         pipes = [os.pipe() for _ in OUTPUTS]
         ends = [DupFd(end) for _, end in pipes]
         self._process = warm_context().Process(
-            target=_begin, args=(ends, tuple(words), folder, dict(environment)), name="command"
+            target=_begin,
+            args=(ends, (module, *words), folder, dict(environment)),
+            name="command",
         )
         self._process.start()
         for _, end in pipes:
@@ -92,7 +102,8 @@ class WarmProcess:
 def _begin(
     ends: Sequence[Any], words: Sequence[str], folder: Path, environment: Mapping[str, str]
 ) -> None:
-    """Be the command: what it would find as a new process is put in order first."""
+    """Be the command, a module and its words: what it would find as a new process is put in order
+    first."""
     os.setsid()
     for output, end in zip(OUTPUTS, ends, strict=True):
         os.dup2(fd := end.detach(), output)
@@ -108,10 +119,10 @@ def _begin(
     process._parent_process = None  # type: ignore[attr-defined]
     _fresh_helpers()
     util.spawnv_passfds = _fork_helper  # type: ignore[attr-defined]
-    sys.argv = ["weft", *words]
+    sys.argv = [*words]
     code: Any = 0
     try:
-        runpy.run_module("weft", run_name="__main__", alter_sys=True)
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     except SystemExit as end:
         code = end.code
     except KeyboardInterrupt:
