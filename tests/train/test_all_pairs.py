@@ -31,9 +31,9 @@ PLANS = [
     Case("zb-v-cut", shares=(6,), dp=((1, 1),), layers=((1, 1.5, 0.5, 1),), schedule="zb-v"),
     Case("first-rank-keeps-nothing", shares=(6,), dp=((1, 1, 1),), layers=((1, 0, 3),),
          order=(1, 0, 2)),
-    Case("unlike-stages", shares=(6,), dp=((3, 1),), tp=((1, 4),), layers=((1, 3),), zero=2,
+    Case("unlike-stages", shares=(6,), dp=((3, 1),), tp=((1, 2),), layers=((1, 3),), zero=2,
          microbatch=3),
-    Case("unlike-pipelines", shares=(4, 2), dp=((1, 2), (1,)), tp=((2, 1), (3,)),
+    Case("unlike-pipelines", shares=(4, 2), dp=((1, 1), (1,)), tp=((2, 1), (3,)),
          layers=((1.5, 2.5), (4,)), zero=2),
 ]  # fmt: skip
 CONFIG = Config(
