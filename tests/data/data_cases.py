@@ -4,6 +4,7 @@ import json
 import struct
 from collections.abc import Sequence
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,14 @@ def config(path: Path | str | None, cache: Path, **changes: object) -> DataConfi
 
 def prepared(path: Path | str | None, cache: Path, **changes: object) -> Prepared:
     return prepare(config(path, cache, **changes), 1, report=silent)
+
+
+def prepares(answer: Connection, path: Path, cache: Path) -> None:
+    """Tells the fingerprint, and whether there was work to do."""
+    told = list[object]()
+    settings = config(path, cache, tokenizer="bpe", vocab_size=300)
+    data = prepare(settings, 1, report=lambda *args: told.append(args))
+    answer.send((data.fingerprint, bool(told)))
 
 
 def stream(data: Prepared, side: str) -> np.ndarray:

@@ -9,18 +9,20 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
 
 import pytest
-from data_cases import config, documents, folder_of_texts, jsonl, prepared, silent, stream
+from data_cases import config, documents, folder_of_texts, jsonl, prepared, prepares, silent, stream
 
 from weft.config.errors import ConfigError
 from weft.data.cache import PrepareError, locked
 from weft.data.prepare import Prepared, prepare
 from weft.data.tokenizer import FileTokenizer, train_bpe
 from weft.data.tokens import read_index
+from weft.elastic.processes import warm_context
 
 
 def big_jsonl(path: Path, megabytes: int = 4) -> Path:
@@ -35,19 +37,20 @@ def files_of(data: Prepared) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in data.folder.iterdir() if p.name != "prepared.json"}
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_the_number_of_threads_does_not_matter(tmp_path: Path, threads: int) -> None:
+def test_the_number_of_threads_does_not_matter(tmp_path: Path) -> None:
     path = big_jsonl(tmp_path / "x.jsonl", megabytes=3)
-    here = prepared(path, tmp_path / "here", tokenizer="bpe", vocab_size=300)
-    assert len(here.train.stores[0].shards) >= 3
-    folder, cache = str(Path(__file__).parent), str(tmp_path / "there")
-    code = SCRIPT.format(folder=folder, path=str(path), cache=cache)
-    environment = os.environ | {"RAYON_NUM_THREADS": str(threads)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-    there = prepared(path, tmp_path / "there", tokenizer="bpe", vocab_size=300)
-    assert not there.notes
-    assert there.fingerprint == here.fingerprint
-    assert files_of(there) == files_of(here)
+    folder, found = str(Path(__file__).parent), []
+    for threads in (1, 3):
+        cache = tmp_path / f"by-{threads}"
+        code = SCRIPT.format(folder=folder, path=str(path), cache=str(cache))
+        environment = os.environ | {"RAYON_NUM_THREADS": str(threads)}
+        subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+        found.append(prepared(path, cache, tokenizer="bpe", vocab_size=300))
+        assert not found[-1].notes
+    one, three = found
+    assert len(one.train.stores[0].shards) >= 3
+    assert one.fingerprint == three.fingerprint
+    assert files_of(one) == files_of(three)
 
 
 def test_tokens_are_the_text(tmp_path: Path) -> None:
@@ -255,27 +258,24 @@ from pathlib import Path
 sys.path.insert(0, {folder!r})
 from data_cases import config
 from weft.data.prepare import prepare
-told = []
 settings = config({path!r}, Path({cache!r}), tokenizer="bpe", vocab_size=300)
-data = prepare(settings, 1, report=lambda *args: told.append(args))
-print(data.fingerprint, bool(told))
+prepare(settings, 1, report=lambda *_: None)
 """
 
 
 def test_two_that_prepare_at_once_do_the_work_once(tmp_path: Path) -> None:
     folder_of_texts(tmp_path / "text", 200, words=2000)
-    code = SCRIPT.format(
-        folder=str(Path(__file__).parent),
-        path=str(tmp_path / "text"),
-        cache=str(tmp_path / "cache"),
-    )
-    processes = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    answers = [process.communicate(timeout=600)[0].split() for process in processes]
+    context, coming = warm_context(), list[Connection]()
+    for _ in range(3):
+        here, there = context.Pipe(duplex=False)
+        words = (there, tmp_path / "text", tmp_path / "cache")
+        context.Process(target=prepares, args=words, daemon=True).start()
+        coming.append(here)
+        there.close()
+    answers = [here.recv() if here.poll(600) else None for here in coming]
+    assert None not in answers
     assert len({fingerprint for fingerprint, _ in answers}) == 1
-    assert sorted(worked for _, worked in answers) == ["False", "False", "True"]
+    assert sorted(worked for _, worked in answers) == [False, False, True]
 
 
 def test_a_lock_that_nobody_keeps_alive_is_named(tmp_path: Path) -> None:
