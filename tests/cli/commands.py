@@ -144,16 +144,17 @@ def started(
     out: str,
     *arguments: str,
     program: Sequence[str] = (),
+    module: str = "weft",
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Command]:
     """``weft train tiny.yaml --out OUT ...`` in ``folder``; nothing of it is left afterwards.
 
     Args:
-        program: What to start as a new process; by default ``weft`` is forked from a warm one.
+        program: What to start as a new process; by default ``module`` is forked from a warm one.
     """
     words = ["train", "tiny.yaml", "--out", out, *arguments]
     variables = ENVIRONMENT | dict(environment or {})
-    start = partial(_new, program) if program else WarmProcess
+    start = partial(_new, program) if program else partial(WarmProcess, module=module)
     command = Command(start(words, folder, variables), folder / out)
     try:
         yield command

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,16 +23,10 @@ from weft.train.saver import LOST
 
 WholeRun = Callable[..., Path]
 
+PATIENT = "cli.patient"
+
 IN_MEMORY = ("checkpoint.every=0", "checkpoint.minutes=0", "checkpoint.snapshot_every=1")
 """A copy after every step, and nothing on the disk before the end."""
-
-PATIENT = """\
-from weft.elastic import crew
-crew.GRACE_S = 600.0
-from weft.__main__ import start
-start()
-"""
-"""``weft`` that leaves the other ranks time to answer, however busy the machine is."""
 
 
 def go_on(*arguments: str) -> None:
@@ -53,8 +46,7 @@ def test_lost_ranks_are_replaced_and_the_others_stay(here: Path, whole_run: Whol
     """One after the other, in the middle of a run; training goes on from what is in memory, as
     nothing is on the disk."""
     victims, seen = {6: 1, 12: 0}, []
-    python = (sys.executable, "-c", PATIENT)
-    with commands.started(here, "mine", *IN_MEMORY, program=python) as command:
+    with commands.started(here, "mine", *IN_MEMORY, module=PATIENT) as command:
         for step, victim in victims.items():
             command.wait_for_step(step)
             seen.append(command.ranks())
