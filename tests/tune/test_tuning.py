@@ -126,7 +126,7 @@ def test_a_trial_that_somebody_kills_is_made_once_more(
 def test_time_that_is_up_ends_questions_too() -> None:
     """After the first that has an answer."""
     asked_of = list[tuple[int, int]]()
-    job = asked([*ASKED[:2], "tune.micros=[64, 2, 4]", "train.steps=9"])
+    job = asked([*ASKED[:2], "tune.micros=[64, 2]", "train.steps=9"])
 
     def tell(done: int, of: int) -> None:
         asked_of.append((done, of))
