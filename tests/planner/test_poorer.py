@@ -74,7 +74,8 @@ def test_what_is_refined_is_what_could_be_fastest_and_not_what_is_now(
     """Of the many that are not much slower, the fastest few with the usual order end 0.4 % slower
     than one that comes after them; and what is fastest when all that it keeps was given up, and as
     much as there is room for kept again, is slower by far in between."""
-    assert search(drawn(seed, AS_COMMANDS, most_nodes=2)).best.time.step_s < most_s
+    less = replace(AS_COMMANDS, effort=AS_COMMANDS.effort // 10)
+    assert search(drawn(seed, less, most_nodes=2)).best.time.step_s < most_s
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 7])
