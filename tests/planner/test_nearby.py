@@ -9,8 +9,9 @@ from weft.cluster.view import ChipPool, ClusterView
 from weft.models.llama.sizes import SIZES
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import search
+from weft.planner.search.choice import Line, Section
 from weft.planner.search.lines import Lines
-from weft.planner.search.nearby import neighbours
+from weft.planner.search.nearby import is_open, neighbours
 from weft.planner.search.search import SearchRun
 
 POOLS = ("A100-SXM4-80GB", 2), ("V100-SXM2-32GB", 3)
@@ -83,6 +84,15 @@ def test_neighbours_hold_the_same_samples_on_no_more_chips() -> None:
             for number, pool in enumerate(run.cluster.pools):
                 sections = [s for line in each for s in line.sections if s.pool == number]
                 assert sum(section.num_chips for section in sections) <= pool.num_chips
+
+
+def test_depth_and_microbatches_are_those_of_frames() -> None:
+    """Of a mesh of four ways and one of two."""
+    sections = Section(0, (("dp", 4),), 3), Section(1, (("dp", 2),), 2)
+    line = Line(sections, 8, "1f1b", (), 32)
+    asked = [{}, {"micros": (2,)}, {"micros": (4,)}, {"max_stages": 5}]
+    assert all(is_open(line, Options(**options)) for options in asked)
+    assert not any(is_open(line, Options(**o)) for o in ({"micros": (3, 8)}, {"max_stages": 4}))
 
 
 def test_searches_of_many_chips_look_there(monkeypatch: pytest.MonkeyPatch) -> None:

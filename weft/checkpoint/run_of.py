@@ -26,7 +26,7 @@ def refuse_other(root: Place, out: Path) -> str:
         CheckpointError: the storage does not answer.
     """
     other = None if root == out / FOLDER else _named(root)
-    if other is None or other == out.resolve():
+    if other is None or other == out.resolve() or _are_one(other, out):
         return ""
     if _saves_to(other, root):
         hint = (
@@ -65,6 +65,13 @@ def _named(root: Place) -> Path | None:
             return Path(json.loads(path.read_bytes())["run"])
         except (FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError):
             return None
+
+
+def _are_one(other: Path, out: Path) -> bool:
+    """Two names of one folder, as two mounts of it have them."""
+    with suppress(OSError):
+        return other.samefile(out)
+    return False
 
 
 def _saves_to(run: Path, root: Place) -> bool:

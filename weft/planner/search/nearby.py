@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from weft.cluster.view import ChipPool
 from weft.plan.plan import ScheduleName
+from weft.planner.problem import Options
 from weft.planner.search.choice import Line, Section, Timed, inner_of, mesh_axes, num_ranks
 from weft.planner.search.group import Group, Kept
 from weft.planner.search.sharing import balanced, evened, every_one, longest
@@ -60,6 +61,8 @@ class _Look:
     def _timed(
         self, line: Line, group: Group, limit: float, *, brief: bool = False
     ) -> Timed | None:
+        if line.samples < line.micro:
+            return None
         kept = self.kept if group.costs.num_pipelines > 1 else None
         return group.of(_open(line), limit, kept, brief=brief)
 
@@ -92,6 +95,13 @@ class _Look:
         each = [self._timed(*both, inf) for both in zip(lines, groups, strict=True)]
         found = every_one(each) or list(best)
         return evened(groups, found, [one.line.samples for one in found]) or found
+
+
+def is_open(line: Line, options: Options) -> bool:
+    """Options leave its depth and its microbatch open, as frames have it."""
+    micros = [section.ways * each for section in line.sections for each in options.micros or ()]
+    deep = line.num_meshes > (options.max_stages or line.num_meshes)
+    return not deep and (line.micro in micros or not options.micros)
 
 
 def neighbours(

@@ -41,7 +41,7 @@ from weft.planner.search.group import BRIEF_FIRST, UNCUT, WHOLE, Group, Kept, Le
 from weft.planner.search.least import Relaxed
 from weft.planner.search.lines import Lines, arrangement_of
 from weft.planner.search.meshes import Meshes
-from weft.planner.search.nearby import Place, fastest_nearby
+from weft.planner.search.nearby import Place, fastest_nearby, is_open
 from weft.planner.search.nearer import nearer
 from weft.planner.search.no_plan import leanest, no_plan
 from weft.planner.search.refined import BEST_FEW, refined
@@ -485,12 +485,10 @@ class SearchRun:
 
     def _is_open(self, lines: Sequence[Line]) -> bool:
         """Options leave such pipelines open."""
-        arrangement, most = arrangement_of(lines), self.options.max_stages
-        if self.options.only_runnable and why_never_run(self.cluster, arrangement):
+        arrangement, options = arrangement_of(lines), self.options
+        if options.only_runnable and why_never_run(self.cluster, arrangement):
             return False
-        return self._allowed(arrangement) and all(
-            line.num_meshes <= (most or line.num_meshes) for line in lines
-        )
+        return self._allowed(arrangement) and all(is_open(line, options) for line in lines)
 
     def look_at_cut(self, cluster: ClusterView, first: int) -> None:
         """The same chips with a pool in two parts, ``first`` and the next, where both are used."""
