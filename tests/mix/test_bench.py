@@ -331,6 +331,7 @@ NOT_TAKEN = {
     "model.num_layers=0": "model.num_layers = 0: expected an integer from 1 to 10000",
     "--minutes -1": "--minutes",
     "--out .": "--out = '.': expected a folder that is not there yet",
+    "--out c.yaml/kept": "--out = 'c.yaml/kept': expected a folder that can be written",
     "--html nowhere/x.html": "a file in a folder that exists",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,7 @@ from weft.mix.measure import Bench
 from weft.mix.mix import MixReport, in_rows, uncertainty
 from weft.mix.page import page
 from weft.platform.detect import detect, detect_node
+from weft.train.run_folder import RunFolder
 
 NUMBERS = ("tokens/s", "+-", "of sum")
 
@@ -72,13 +74,17 @@ def mix(
         file_to_write("--html", html)
     if out_dir is not None and out_dir.exists():
         raise ConfigError("--out", str(out_dir), "a folder that is not there yet")
-    if reason := why_not_here():
-        raise ConfigError("CLUSTER", cluster, "to be root on Linux", f"No lab here: {reason}.")
-    machine = detect_node()
-    refuse_too_much(described, machine)
-    for remark in remarks(find_labs()):
-        err.print(f"[bench] {remark}")
-    with interrupted_once(), tempfile.TemporaryDirectory(prefix="weft-bench-") as temporary:
+    with (
+        nullcontext() if out_dir is None else RunFolder(out_dir),
+        interrupted_once(),
+        tempfile.TemporaryDirectory(prefix="weft-bench-") as temporary,
+    ):
+        if reason := why_not_here():
+            raise ConfigError("CLUSTER", cluster, "to be root on Linux", f"No lab here: {reason}.")
+        machine = detect_node()
+        refuse_too_much(described, machine)
+        for remark in remarks(find_labs()):
+            err.print(f"[bench] {remark}")
         from weft.data.prepare import prepare
 
         prepare(alone.config.data, alone.config.seed, report=lambda *_: None)
