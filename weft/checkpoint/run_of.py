@@ -42,7 +42,7 @@ def claim(root: Place, out: Path) -> None:
 
     Raises ConfigError where another run folder has said so since ``refuse_other`` looked.
     """
-    if root == out / FOLDER:
+    if root == out / FOLDER or _named(root) == out.resolve():
         return
     is_over, text = bool(refuse_other(root, out)), json.dumps({"run": str(out.resolve())})
     with suppress(OSError, CheckpointError):

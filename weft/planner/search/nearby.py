@@ -43,7 +43,8 @@ class Place(NamedTuple):
 
 
 def fastest_nearby(begun: Sequence[Line], place: Place) -> list[Timed]:
-    """From a plan to a faster one next to it, until there is none."""
+    """From a plan to a faster one next to it, until there is none; empty where the plan itself has
+    no room as its meshes balance."""
     look = _Look(place, Kept(begun[0].apart, begun[0].sections[0].zero))
     best = look.balanced(begun, inf)
     while better := look.next_to(best):
