@@ -232,7 +232,7 @@ class Space:
         for micro in self.micros(pools):
             speeds = [self.meshes.speeds(pool, micro) for pool in pools]
             if all(speeds):
-                best = sum(some[0][0] for some in speeds)
+                best = sum(float(some.layers_per_s[0]) for some in speeds)
                 yield self.num_layers / (micro * best), micro
 
     def _rates(self, pool: int, micro: int, number: int) -> list[Rate]:
@@ -240,7 +240,8 @@ class Space:
         from weft.planner.search.combined import Rate
 
         found: list[Rate] = []
-        for section in self.meshes.in_turn(pool, micro):
+        every = self.meshes.speeds(pool, micro)
+        for section in every.in_turn(shallow_first=not self.meshes.few):
             if len(found) == number:
                 break
             b = -(-micro // section.ways)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
 from math import gcd, prod
-from operator import itemgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from weft.axes.registry import AXES
 from weft.cost.memory import StageMemory
@@ -33,6 +32,9 @@ from weft.planner.search.choice import (
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.validate import why_not
 from weft.planner.whole_blocks import cut_block
+
+if TYPE_CHECKING:
+    from weft.planner.search.speeds import Speeds, Tried
 
 DIVIDING_INSIDE = 1024
 """Chips up to which short samples are divided inside nodes too."""
@@ -93,8 +95,7 @@ class Meshes:
         self.allowed_inner: Callable[[int], list[Axes]] = cache(self._every_inner)
         self.inner: Callable[[int], list[Axes]] = cache(self._inner_that_runs)
         """Every combination of sizes, of a pool, that can be run."""
-        self.speeds: Callable[[int, int], list[tuple[float, Section]]] = cache(self._speeds)
-        self.in_turn: Callable[[int, int], list[Section]] = cache(self._in_turn)
+        self.speeds: Callable[[int, int], Speeds] = cache(self._speeds)
         self.layer_times: Callable[[int, Axes, Recompute, int], tuple[Rank, StageTimes]] = cache(
             self._layer_times_of
         )
@@ -105,30 +106,18 @@ class Meshes:
         self._at_level: Callable[[Section, int, int], AtLevel] = cache(self._at_one_level)
         if alike is not None:
             self.runs, self.allowed_inner, self.inner = alike.runs, alike.allowed_inner, alike.inner
-            self.speeds, self.in_turn, self.unit = alike.speeds, alike.in_turn, alike.unit
+            self.speeds, self.unit, self.counts = alike.speeds, alike.unit, alike.counts
             self.activations, self.layer_times = alike.activations, alike.layer_times
-            self.counts = alike.counts
 
-    def _speeds(self, pool: int, micro: int) -> list[tuple[float, Section]]:
-        """Layers a second, if there were memory for them and each mesh worked on a microbatch of
-        its own, of the sections for a microbatch that fewer ranks with the same layers would not
-        serve as well; best first."""
-        found = list(self._for_micro(pool, micro))
-        if not self.options.any_shape:
-            found = [each for each in found if self.allows(each[1], micro)]
-        return sorted(found, key=itemgetter(0), reverse=True)
+    def _speeds(self, pool: int, micro: int) -> Speeds:
+        """Of the sections for a microbatch that fewer ranks with the same layers would not serve as
+        well."""
+        from weft.planner.search.speeds import Speeds  # NumPy: others answer at once without it
 
-    def _in_turn(self, pool: int, micro: int) -> list[Section]:
-        """The same sections: the fastest, and the best of each depth, in turn."""
-        import numpy as np  # what commands that answer at once do without
-
-        from weft.planner.search.combined import in_order
-
-        every = self.speeds(pool, micro)
-        slowness = np.array([-speed for speed, _ in every])
-        meshes = np.array([section.meshes for _, section in every])
-        order = in_order(slowness, meshes, shallow_first=not self.few)
-        return [every[place][1] for place in order]
+        found = Speeds.of(pool, self._for_micro(pool, micro), self.options.recompute)
+        if self.options.any_shape:
+            return found
+        return found.allowed(lambda section: self.allows(section, micro))
 
     def at_levels(self, section: Section, b: int) -> Iterator[AtLevel]:
         """For ``b`` samples a rank, at each level of ZeRO and with each choice of domains."""
@@ -209,7 +198,7 @@ class Meshes:
         choice = self.costs.choice(section, b)
         return self.costs.memory(section.pool, choice, Held(1, False, False))
 
-    def _for_micro(self, pool: int, micro: int) -> Iterator[tuple[float, Section]]:
+    def _for_micro(self, pool: int, micro: int) -> Iterator[Tried]:
         recompute = self.options.recompute
         part = self.costs.pools[pool]
         parts = sorted({-(-micro // b) for b in some_parts(micro)})
@@ -225,9 +214,7 @@ class Meshes:
             axes = mesh_axes(same, inner)
             each = -(-micro // ways)
             layer_s = [self.layer_times(pool, inner, r, each)[1].whole_s for r in recompute]
-            for meshes in counts:
-                for how, seconds in zip(recompute, layer_s, strict=True):
-                    yield meshes / seconds, Section(pool, axes, meshes, how)
+            yield axes, counts, layer_s
 
     def allows(self, section: Section, micro: int) -> bool:
         """Options leave that shape open."""
