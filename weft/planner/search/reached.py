@@ -120,8 +120,10 @@ class Kinds:
                     break
                 if not self.meshes.fills(self._section(deep, ways)):
                     continue
-                found.append(self._with(deep, ways))
-                enough = min(enough, self._enough(found[-1]))
+                seconds = self._seconds(deep, ways)
+                if seconds < enough:
+                    found.append(self._with(deep, ways, seconds))
+                    enough = min(enough, self._enough(found[-1]))
         return found
 
     def _enough(self, reached: Reached) -> float:
@@ -189,15 +191,19 @@ class Kinds:
             return 1 / self.chunks
         return self.meshes.unit(*deep.unit).forward / self.chunks
 
-    def _with(self, deep: Deep, ways: int) -> Reached:
+    def _seconds(self, deep: Deep, ways: int) -> float:
+        """As ``Reached`` has them."""
+        times = self.samples / self._together(deep, ways)
+        every = self.meshes.at_levels(self._section(deep, ways), deep.each)
+        return min(times * each.layer_s + each.once_s / deep.meshes for each in every)
+
+    def _with(self, deep: Deep, ways: int, seconds: float) -> Reached:
         section = self._section(deep, ways)
         micro = deep.each * section.ways
         roomy = "full" if self.mixed else deep.recompute
         most = self.roomy.most(section._replace(recompute=roomy), deep.each, micro)
-        times = self.samples / self._together(deep, ways)
-        kept = list(self.meshes.at_levels(section, deep.each))
         return Reached(
-            seconds=min(times * each.layer_s + each.once_s / deep.meshes for each in kept),
+            seconds=seconds,
             most=inf if self.any_room else max(most, 0.0),
             from_s=self._crossing_s(section),
             ends_s=self.meshes.ends_s(section, deep.each, micro / self.samples)
