@@ -18,6 +18,7 @@ from weft.diagnose.verify import Rehearsal, rehearsing, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES
 from weft.plan.mesh import Mesh
+from weft.plan.model import ExpertsSpec
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.precision.roles import Tier
 from weft.train.assemble import fill, initial
@@ -39,6 +40,7 @@ class Row:
     microbatches: int = 2
     seq_len: int = 256
     layers: int = 4
+    experts: ExpertsSpec | None = None
     d_model: int = 128
     """Twice as many where buckets, or chunks of tokens, are small beside what is counted."""
 
@@ -63,7 +65,7 @@ class Row:
         spec = replace(spec, num_layers=self.layers, num_heads=8)
         spec = replace(spec, d_model=self.d_model, d_ff=2 * self.d_model, d_head=self.d_model // 8)
         spec = replace(spec, num_kv_heads=kv_heads, dropout=0.1 * (kv_heads == 8))
-        spec = replace(spec, seq_len=self.seq_len)
+        spec = replace(spec, seq_len=self.seq_len, experts=self.experts)
         return Rehearsal(
             spec=spec, optim=AdamWConfig(state_folder=folder), seq_len=self.seq_len, seed=1
         )
@@ -73,6 +75,7 @@ MADE_AGAIN = (
     "off", "core", "attention", "activation", "feed_forward", "full", "full:3",
     "attention+activation", "core+full:2", "offload_disk", "full:2+offload_disk",
 )  # fmt: skip
+EXPERTS = ExpertsSpec(count=4, top_k=2, d_ff=256, shared_d_ff=128)
 ROWS = [
     *(Row(recompute=text) for text in MADE_AGAIN),
     Row(recompute="full+chunks", samples=10, layers=8, d_model=256),
@@ -82,6 +85,7 @@ ROWS = [
     *(Row(ranks=2, zero=level, d_model=256) for level in (0, 1)),
     *(Row(ranks=2, zero=level, layers=8, d_model=256) for level in (2, 3)),
     Row(ranks=2, zero=3, layers=8, recompute="core+full:2"),
+    *(Row(experts=EXPERTS, recompute=text) for text in ("off", "activation", "feed_forward")),
     Row(state_tier="disk"),
     Row(precision="bf16", param_tier="disk", seq_len=128),
     Row(precision="bf16", param_tier="disk", state_tier="disk", seq_len=128),
@@ -97,7 +101,8 @@ ROWS = [
 def named(row: Row) -> str:
     kept = f"state on {row.state_tier}, parameters on {row.param_tier}, zero {row.zero}"
     many = f"{row.microbatches} x {row.samples} x {row.seq_len}"
-    return f"{row.family}, {row.precision}, {row.recompute}, {kept}, {row.ranks}, {many}"
+    model = f"{row.family} of {row.experts.count} experts" if row.experts else row.family
+    return f"{model}, {row.precision}, {row.recompute}, {kept}, {row.ranks}, {many}"
 
 
 def most(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> int:

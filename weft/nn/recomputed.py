@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from weft.config.errors import ConfigError
 from weft.nn.stage import Unit, parts_of
 from weft.recompute.mode import Mode
+from weft.recompute.registry import MODES
 
 
 def recompute(unit: Unit, mode: Mode) -> None:
@@ -28,10 +29,13 @@ def recompute(unit: Unit, mode: Mode) -> None:
     assert unit.block is not None, "only blocks have parts"
     parts = parts_of(unit.block)
     if mode.part not in parts:
-        kind = type(unit.block).__name__
+        kind, known = type(unit.block).__name__, (each for each in MODES.values() if each.part)
+        others = [each.name for each in known if each.part in parts]
+        expected = f"one of {', '.join(['off', *others, 'full'])} for such a model"
         hint = f"{kind} has no part {mode.part!r} (weft.nn.stage.Part) of its own."
-        raise ConfigError("recompute", mode.name, "off or full for such a model", hint)
-    parts[mode.part].call = wrapped(parts[mode.part].call)
+        raise ConfigError("compute.recompute", mode.name, expected, hint)
+    for part in parts[mode.part]:
+        part.call = wrapped(part.call)
 
 
 class Recomputed(nn.Module):

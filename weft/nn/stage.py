@@ -188,10 +188,15 @@ class Part:
         return self.call(*args)
 
 
-def parts_of(block: nn.Module) -> dict[str, Part]:
-    """The parts that a block and the modules in it name as attributes, by that name."""
-    held = (vars(module).items() for module in block.modules())
-    return {name: value for each in held for name, value in each if isinstance(value, Part)}
+def parts_of(block: nn.Module) -> dict[str, list[Part]]:
+    """The parts that a block and the modules in it name as attributes, by that name: experts have
+    what an expert beside them, which every token visits, has too."""
+    found: dict[str, list[Part]] = {}
+    for module in block.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Part):
+                found.setdefault(name, []).append(value)
+    return found
 
 
 class Stage(Protocol):

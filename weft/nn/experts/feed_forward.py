@@ -24,6 +24,7 @@ from weft.nn.experts.grouped import (
 )
 from weft.nn.feed_forward import SwiGLU
 from weft.nn.norm import wide_dtype
+from weft.nn.stage import Part
 from weft.plan.model import ExpertsSpec
 from weft.plan.tiling import split_evenly
 
@@ -136,6 +137,7 @@ class Experts(nn.Module):
         has_gate, width = spec.shared_gate, spec.shared_d_ff
         self.shared = SharedExpert(d_model, width, has_gate=has_gate) if width else None
         self.register_buffer("tokens", no_tokens(spec.count), persistent=False)
+        self.activation = Part(self._activate)
         self.visits: Callable[[Sequence[Tensor]], list[Visit]] = here
         """Where they are, of the ends of each expert's choices, piece by piece of the tokens."""
         self.pieces = 1
@@ -188,8 +190,11 @@ class Experts(nn.Module):
 
     def _computed(self, rows: Tensor, ends: Tensor) -> Tensor:
         """``[rows, d_model]`` by expert, to as much."""
-        hidden = F.silu(self.gate(rows, ends)) * self.up(rows, ends)
-        result: Tensor = self.down(hidden, ends)
+        result: Tensor = self.activation(self.gate(rows, ends), self.up(rows, ends), ends)
+        return result
+
+    def _activate(self, gate: Tensor, up: Tensor, ends: Tensor) -> Tensor:
+        result: Tensor = self.down(F.silu(gate) * up, ends)
         return result
 
     def _chosen(self, scores: Tensor) -> tuple[Pairs, Tensor]:
