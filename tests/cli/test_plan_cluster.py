@@ -340,6 +340,22 @@ def test_what_waits_on_hosts_is_forecast(
     assert "offload" in kept[0] or "host" in kept[0]
 
 
+def test_stages_without_layers_are_forecast(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also between others, where they compute nothing."""
+    words = ["plan.stages=[{layers: 2}, {layers: 0}, {layers: 1}]", "model.num_layers=3"]
+    data = data_of(["plan", "debug", *words, *BOX], capsys)
+    assert data["fits"] is True
+
+
+def test_chunks_of_experts_are_refused_whoever_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "debug", "model.size=debug-moe-2m", "compute.recompute=core+chunks"]
+    given = ["plan.shares=[1]", "batch.micro=4", "batch.samples=8"]
+    for more in (BOX, given):
+        assert run([*words, *more]) == 2
+        told = capsys.readouterr().err
+        assert "'core+chunks': expected other modes for a model with experts." in told
+
+
 def test_stages_lie_on_the_device_that_they_say(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan.stages=[{}, {device: cpu}]", "plan.schedule=null"]
     assert run(["plan", "demo", *MODEL, *words, *BOX]) == 2

@@ -16,6 +16,7 @@ from weft.data.even import (
     given_out,
     imbalance,
     parts_of,
+    refuse_cut_blocks_by_work,
     refuse_one_part,
     shared_out,
 )
@@ -141,6 +142,16 @@ def test_the_stage_that_divides_samples_most_counts() -> None:
     assert parts_of(plan) == (((range(2), range(4, 5)), (range(2, 4), range(5, 6))),)
     places = chain.from_iterable(chain.from_iterable(parts_of(plan)[0]))
     assert sorted(places) == [*range(6)]
+
+
+def test_blocks_of_tokens_are_those_of_one_process() -> None:
+    stage = StagePlan(mesh=Mesh.of(range(2), cp=2), layers=(0, 2), precision="fp8-rowwise")
+    line = PipelinePlan(stages=(stage,), samples=4, microbatch=2)
+    plan = Plan(num_layers=2, pipelines=(line,))
+    refuse_cut_blocks_by_work(plan, SEQ_LEN)
+    plan = plan.each(lambda stage: replace(stage, precision="fp8-blockwise"))
+    with pytest.raises(ConfigError, match=r"Other tokens would be in its blocks of 128"):
+        refuse_cut_blocks_by_work(plan, SEQ_LEN)
 
 
 def test_one_rank_has_nobody_to_give_to() -> None:

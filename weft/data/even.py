@@ -29,6 +29,7 @@ from weft.data.hashing import Int64Array
 from weft.data.inside import Slots, places_by_work, shares, slots_of
 from weft.data.left_out import WithoutSpec
 from weft.plan.plan import Plan
+from weft.precision.registry import PRECISIONS
 
 Part = tuple[range, ...]
 """Places inside a global batch, of each micro-batch that ranks compute together."""
@@ -150,6 +151,21 @@ def refuse_one_part(plan: Plan, seq_len: int) -> None:
         hint = "One rank computes whole batches, and nobody waits for it. Of ranks that divide "
         hint += "samples' tokens only processors get these by work."
         raise ConfigError("data.balance_documents", True, "false", hint)
+
+
+def refuse_cut_blocks_by_work(plan: Plan, seq_len: int) -> None:
+    """A block of tokens, which has one scale, has the tokens that one process has in it.
+
+    Raises:
+        ConfigError: ranks that divide samples' tokens get them by work.
+    """
+    for _, _, stage in plan.stages():
+        products = PRECISIONS[stage.precision].products
+        if products is not None and products.scaling == "blockwise" and slots_of(plan, seq_len):
+            expected = f"false where ranks divide samples' tokens in precision {stage.precision}"
+            hint = f"Other tokens would be in its blocks of {products.block}. "
+            hint += "Precision fp8-rowwise has no blocks."
+            raise ConfigError("data.balance_documents", True, expected, hint)
 
 
 def given_out(work: Int64Array, parts: Parts) -> Int64Array:

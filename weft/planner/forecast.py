@@ -296,7 +296,7 @@ def _kinds(
         each = (choice_of(pipeline, number, work.seq_len, rank=rank).work for number in stages)
         took.append(sum(compute_seconds(shape, part, cost).whole_s for part in each))
     for (pool, ranks), seconds in zip(every, took, strict=True):
-        yield pool.chip, len(ranks), seconds / max(took)
+        yield pool.chip, len(ranks), seconds / (max(took) or 1.0)  # stages without layers
 
 
 def _by_chip(ranks: Sequence[int], cluster: ClusterView) -> Counter[str]:

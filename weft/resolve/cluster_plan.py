@@ -31,6 +31,7 @@ from weft.plan.plan import Plan, StagePlan
 from weft.plan.plan_file import view_used
 from weft.planner.expert_places import refuse_wrong_places
 from weft.planner.expert_tiers import refuse_idle_expert_tiers
+from weft.planner.long_samples import refuse_chunks_of_experts
 from weft.planner.problem import Problem, Workload
 from weft.planner.unlike import refuse_idle_places
 from weft.planner.validate import (
@@ -81,7 +82,7 @@ def plan_request(loaded: Loaded, cluster: ClusterView, knowledge: Knowledge) -> 
         workload = _workload(loaded, cluster, notes)
         plan, cluster = _given(loaded, cluster, workload)
         if plan is None:
-            refuse_unplannable(loaded.config)
+            refuse_unplannable(loaded.config, workload.spec)
         computing = computing_there(plan, workload.precision, cluster)
         notes += eight_bits_notes(computing, asked=loaded.config.compute.emulate_fp8)
         if loaded.config.compute.tf32:
@@ -212,6 +213,7 @@ def _given(
     for p, s, stage in plan.stages():
         where = f"pipelines[{p}].stages[{s}]"
         check_mesh(dims_of_stage(spec, stage.head_rows), stage.mesh, f"{where}.mesh")
+        refuse_chunks_of_experts(f"{where}.recompute", stage.recompute, spec)
         names = sorted({cluster.pool_of(rank).chip.name for rank in stage.mesh.ranks})
         devices_of = {cluster.pool_of(rank).chip.device for rank in stage.mesh.ranks}
         if len(names) > 1 and not (stage.is_uneven and len(devices_of) == 1):

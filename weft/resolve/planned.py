@@ -20,8 +20,10 @@ from weft.config.plan_sections import MADE, PLAN_WAYS
 from weft.config.sections import Config
 from weft.config.tree import origin_of
 from weft.cost.profile_file import from_data, to_json
+from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, StagePlan
 from weft.planner.in_sites import search_in_sites
+from weft.planner.long_samples import refuse_chunks_of_experts
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.renumber import renumbered
 from weft.planner.search import Found, Watch, search
@@ -229,9 +231,9 @@ def problem_of(config: Config, resources: Resources) -> Problem:
     Raises:
         ConfigError: a value that the planner cannot keep to.
     """
-    refuse_unplannable(config)
-    refuse_offload([pool.chip.device for pool in resources.chips.view.pools], config)
     spec, asked = spec_asked(config), config.compute.precision
+    refuse_unplannable(config, spec)
+    refuse_offload([pool.chip.device for pool in resources.chips.view.pools], config)
     workload = Workload(
         spec=spec,
         seq_len=config.data.seq_len,
@@ -290,7 +292,7 @@ def _in_words(pool: ChipPool) -> str:
     return f"{number} {pool.chip.name}{part} of {pool.chip.memory_gib:.1f} GiB"
 
 
-def refuse_unplannable(config: Config) -> None:
+def refuse_unplannable(config: Config, spec: ModelSpec) -> None:
     """
     Raises:
         ConfigError: a value that is none where the planner chooses.
@@ -302,6 +304,8 @@ def refuse_unplannable(config: Config) -> None:
     if config.compute.activations_gib is not None:
         expected = "null where the planner chooses, which keeps all that fits"
         raise ConfigError(ACTIVATIONS, config.compute.activations_gib, expected)
+    recompute = options_asked(config).recompute[0]
+    refuse_chunks_of_experts("compute.recompute", recompute, spec)
 
 
 def options_in(precision: Precision, config: Config) -> Options:

@@ -38,6 +38,7 @@ from weft.planner.casts import refuse_idle_cast, with_casts, with_gather, with_r
 from weft.planner.domains import idle_zero_notes, nodes_of, refuse_idle_domains, with_domains
 from weft.planner.expert_places import refuse_idle_moves, refuse_wrong_places
 from weft.planner.expert_tiers import refuse_idle_expert_tiers
+from weft.planner.long_samples import refuse_chunks_of_experts
 from weft.planner.problem import Workload
 from weft.planner.shares import refuse_unbalanced
 from weft.planner.sites import refuse_idle_fragments, refuse_settled, with_sites
@@ -413,16 +414,19 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     dims = dims_of_model(spec)
     for p, s, stage in plan.stages():
         here = dims_of_stage(spec, stage.head_rows)
-        check_mesh(here, stage.mesh, f"pipelines[{p}].stages[{s}].mesh")
+        where = f"pipelines[{p}].stages[{s}]"
+        check_mesh(here, stage.mesh, f"{where}.mesh")
+        refuse_chunks_of_experts(f"{where}.recompute", stage.recompute, spec)
     refuse_cut_blocks(plan, spec, marked(config.optim, param_specs(spec)))
     if config.move_experts is not None:
         refuse_idle_moves(plan, copies=config.move_experts.replicate)
     if config.balance is not None:
         refuse_unbalanced(plan)
     if config.data.balance_documents:
-        from weft.data.even import refuse_one_part  # which imports numpy
+        from weft.data.even import refuse_cut_blocks_by_work, refuse_one_part  # NumPy
 
         refuse_one_part(plan, config.data.seq_len)
+        refuse_cut_blocks_by_work(plan, config.data.seq_len)
     refuse_idle_pieces(plan, dims)
     refuse_idle_places(plan, dims)
     refuse_idle_heads(plan, dims)
