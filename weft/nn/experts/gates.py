@@ -54,7 +54,8 @@ def divided(shares: Tensor, spec: ExpertsSpec) -> Tensor:
 
 def _of_groups(scores: Tensor, spec: ExpertsSpec) -> Tensor:
     """``scores`` of the best groups, minus infinity of the others."""
-    groups = scores.view(len(scores), spec.groups, -1)  # [n, groups, experts of each]
+    each = scores.shape[-1] // spec.groups
+    groups = scores.view(len(scores), spec.groups, each)  # perhaps of no token at all
     best = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(-1)
     kept = best.topk(spec.top_groups, dim=-1).indices
     is_out = torch.ones_like(best, dtype=torch.bool).scatter_(-1, kept, value=False)
