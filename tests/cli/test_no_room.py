@@ -8,7 +8,7 @@ from limits import file_size_limit
 from weft.cli.main import run
 from weft.config.errors import no_room
 from weft.elastic.failure import Failure
-from weft.elastic.rank_process import _described
+from weft.elastic.rank_process import described
 
 WAY = (
     "Make room where it writes (weft runs prune NAME --checkpoints removes older ones of a run), "
@@ -27,8 +27,8 @@ def test_a_command_says_so(
 
 def test_a_rank_says_so_without_a_trace() -> None:
     full, other = OSError(28, "No space left on device", "/d/x"), OSError(5, "Input/output error")
-    failure = _described(3, full)
+    failure = described(3, full)
     assert failure == Failure(
         3, "machine", f"/d/x: No space left on device. {WAY}", when=failure.when
     )
-    assert _described(3, other).detail and not no_room(other)
+    assert described(3, other).detail and not no_room(other)

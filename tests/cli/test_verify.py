@@ -178,6 +178,36 @@ def test_eight_bits_are_compared_with_one_process_alone(
     assert max(found["max_rel"].values()) < found["tolerance"]
 
 
+@pytest.mark.parametrize("delayed", ["margin: 1", "history: 1"])
+def test_scales_are_as_late_in_one_process(
+    delayed: str, planted: Planted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compute.precision=fp8-delayed", f"compute.delayed={{{delayed}}}", "--json"]
+    assert planted(nothing_wrong, *words) == 0, capsys.readouterr().out
+
+
+def test_experts_are_not_chosen_in_two_bytes(
+    planted: Planted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By roundings a token would go to one or to another."""
+    words = ["model.experts={count: 4, top_k: 2}", "compute.precision=bf16", "--json"]
+    assert planted(nothing_wrong, *words) == 0
+    assert json.loads(capsys.readouterr().out)["dtype"] == "fp64"
+
+
+def blocks_have_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.nn.recomputed.parts_of", lambda block: {})
+
+
+def test_what_ranks_refuse_is_a_mistake_in_the_configuration(
+    planted: Planted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert planted(blocks_have_no_parts, "compute.recompute=core") == 2
+    told = capsys.readouterr().err
+    assert "compute.recompute = 'core': expected one of off, full for such a model." in told
+    assert "Traceback" not in told
+
+
 def test_people_read_both_comparisons(planted: Planted, capsys: pytest.CaptureFixture[str]) -> None:
     assert planted(embeddings_decay) == 1
     lines = capsys.readouterr().out.splitlines()

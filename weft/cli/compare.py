@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -146,22 +148,35 @@ def verify(
 
     The model is made small and the data random, with random loss weights; the plan's shares,
     micro-batches and settings are kept, and precision is fp64 unless compute.precision says
-    otherwise; around eight bits it is fp64 in any case. The reference is the model written out a
-    second time, with PyTorch's optimizer; one process is compared with it. Exit code 0 only if
-    every loss, gradient, norm and parameter agrees within the stated tolerance.
+    otherwise; around eight bits, and with experts in two bytes, it is fp64. The reference is the
+    model written out a second time, with PyTorch's optimizer; one process is compared with it. Exit
+    code 0 only if every loss, gradient, norm and parameter agrees within the stated tolerance.
     """
     loaded = load(target, overrides)
     resolved = resolved_here(loaded).resolved
     from weft.diagnose.verdict import verify_plan
     from weft.elastic.pool import WorkerPool
 
-    with interrupted_once(), WorkerPool() as pool:
+    with _refused_by_ranks(), interrupted_once(), WorkerPool() as pool:
         found = verify_plan(pool.run, resolved.plan, resolved.spec, resolved.config, steps=steps)
     if json:
         print_json(found.to_json())
     else:
         _print_verdict(found)
     finish(0 if found.ok else 1)
+
+
+@contextmanager
+def _refused_by_ranks() -> Iterator[None]:
+    """What only they find out about a configuration is a mistake in it."""
+    from weft.elastic.failure import RanksFailedError
+
+    try:
+        yield
+    except RanksFailedError as error:
+        if error.first.cause != "config":
+            raise
+        raise ConfigError("", None, "", error.first.message) from error
 
 
 def _print_verdict(found: Verdict) -> None:

@@ -23,7 +23,7 @@ from weft.config.sections import Config
 from weft.cost.work import share
 from weft.data.inside import lengths_of, places_by_work, slots_of
 from weft.data.synthetic import SyntheticDataset
-from weft.models.registry import param_specs
+from weft.models.registry import param_specs, shape_of
 from weft.nn.stage import MicroBatch
 from weft.optim.groups import marked
 from weft.optim.schedule import lr_at
@@ -104,7 +104,12 @@ def one_process(plan: Plan) -> Plan:
         mesh=Mesh.of((0,)), layers=layers, device=stage.device, precision=stage.precision
     )
     pipeline = PipelinePlan(stages=(alone,), samples=samples, microbatch=samples)
-    return Plan(num_layers=plan.num_layers, pipelines=(pipeline,))
+    return Plan(
+        num_layers=plan.num_layers,
+        pipelines=(pipeline,),
+        history=plan.history,
+        margin=plan.margin,
+    )
 
 
 class RunsRanks(Protocol):
@@ -121,6 +126,15 @@ def rehearse(run: RunsRanks, plan: Plan, rehearsal: Rehearsal) -> Trace:
     return Trace(ranks[0].losses, ranks[0].grad_norms, grads, params, added=ranks[0].added)
 
 
+def _rehearsed_in(asked: str, spec: ModelSpec) -> Precision:
+    """The precision of a rehearsal of a model whose configuration asks for one."""
+    if asked == "auto":
+        return "fp64"
+    known = PRECISIONS[asked]
+    coarse = known.products is None and known.roundoff > PRECISIONS["fp32"].roundoff
+    return "fp64" if coarse and shape_of(spec).experts is not None else reference_of(asked)
+
+
 def _together(ranks: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
     """Each tensor with the numbers of every rank that has some."""
     wholes: dict[str, Array] = {}
@@ -135,7 +149,7 @@ def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[P
 
     fp64 unless the configuration names a precision; of one with products in eight bits the
     reference, for what is next to the middle of two numbers of so few bits goes either way by
-    roundings of all else.
+    roundings of all else; and where a token's experts would, in two bytes.
 
     Raises:
         ConfigError: sites train for themselves, or what is sent is cast: no one process does so;
@@ -155,7 +169,7 @@ def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[P
         raise ConfigError("sites", len(plan.sites), "null", hint)
     asked, little = config.compute.precision, spec.reduced()
     plan = with_head_rows(plan, little.vocab_size)
-    plan = shrink(plan, little.num_layers, "fp64" if asked == "auto" else reference_of(asked))
+    plan = shrink(plan, little.num_layers, _rehearsed_in(asked, little))
     roundoff = PRECISIONS[plan.rank_plan(0).stage_plan.precision].roundoff
     noise = COARSE_EPS if roundoff > PRECISIONS["fp32"].roundoff else REHEARSAL_EPS
     optim = config.optim.rehearsed(noise)

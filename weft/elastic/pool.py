@@ -10,7 +10,6 @@ import gc
 import os
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -18,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from weft.comm.address import RankAddress
-from weft.comm.errors import CommError
-from weft.elastic.failure import Cause, Failure, RanksFailedError
+from weft.elastic.failure import Failure, RanksFailedError
 from weft.elastic.processes import warm_context
-from weft.elastic.rank_process import end_with_parent
+from weft.elastic.rank_process import described, end_with_parent
 
 Job = Callable[..., Any]
 """Called as ``job(address, *args)``; its result must be plain data or arrays."""
@@ -134,6 +132,4 @@ def _answer(job: Job, address: RankAddress, args: tuple[Any, ...]) -> Any:
     try:
         return job(address, *args)
     except Exception as error:  # noqa: BLE001 - reported to the parent
-        cause: Cause = "peer" if isinstance(error, CommError) else "error"
-        text = f"{type(error).__name__}: {error}"
-        return Failure(address.rank, cause, text, traceback.format_exc(), time.time())
+        return described(address.rank, error)

@@ -118,7 +118,7 @@ def _epoch(target: Target, begin: Begin, abort: Abort) -> Failure | None:
     except KeyboardInterrupt:
         os._exit(1)
     except Exception as error:  # noqa: BLE001 - reported in full to the parent
-        failure = _described(begin.address.rank, error)
+        failure = described(begin.address.rank, error)
         # Whatever fails in an epoch that is over fails for that.
         return replace(failure, cause="peer") if abort.asked else failure
     return None
@@ -233,7 +233,7 @@ def _leave(failure: Failure, logs: Path, report: Path) -> None:
         (logs / f"rank{failure.rank}.error").write_text(failure.detail)
 
 
-def _described(rank: int, error: Exception) -> Failure:
+def described(rank: int, error: Exception) -> Failure:
     """A failure whose message is all there is to say, or one with a traceback."""
     cause: Cause
     match error:
