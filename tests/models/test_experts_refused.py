@@ -44,6 +44,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "model.experts.capacity = 1.0: expected null, as experts choose. Each expert takes as many "
         "tokens.",
     ),
+    "a gate that never learns": (
+        {"top_k": 1},
+        "model.experts.normed = true: expected false with top_k 1. The share of its expert would "
+        "be 1 for every token, so that no gate would learn.",
+    ),
     "no layer with experts": (
         {"dense_layers": 3},
         "model.experts.dense_layers = 3: expected less than num_layers (3), so that some layer has "

@@ -127,6 +127,9 @@ def check_experts(experts: ExpertsSpec, spec: DecoderSpec) -> None:
     if experts.top_k > reached:
         expected = f"at most {reached}, the experts of {experts.top_groups} groups"
         raise ConfigError("model.experts.top_k", experts.top_k, expected)
+    if experts.top_k == 1 < experts.count and experts.normed and experts.choice == "tokens":
+        hint = "The share of its expert would be 1 for every token, so that no gate would learn."
+        raise ConfigError("model.experts.normed", True, "false with top_k 1", hint)
     _check_room(experts, spec.seq_len)
 
 

@@ -75,7 +75,7 @@ class ExpertsConfig(Section):
     scores: Literal["softmax", "sigmoid"] = "softmax"
     """What a gate makes of its logits: over all experts, or of each by itself."""
     normed: Flag = True
-    """The shares of a token's experts add up to one."""
+    """The shares of a token's experts add up to one; false where it goes to one alone."""
     groups: Count = 1
     """Consecutive experts, as many in each."""
     top_groups: Count = 1
