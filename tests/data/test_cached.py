@@ -1,6 +1,7 @@
 """The cache: no byte of it is used that is not what was written, and nothing in it is trusted."""
 
 import json
+import os
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -119,6 +120,33 @@ def test_a_piece_is_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(compared) == pieces
     opened.batch(positions)
     assert len(compared) == pieces
+
+
+def test_what_is_written_to_a_file_that_is_read_is_never_given_out(tmp_path: Path) -> None:
+    """A piece that was compared is compared again; what is gone would end the process."""
+    data = long_text(tmp_path)
+    path, store = train_file(data), data.train.stores[0].open()
+    whole = store.read(0, store.num_tokens)
+    later = path.stat().st_mtime_ns + 10**9
+    os.utime(path, ns=(later, later))
+    assert np.array_equal(store.read(0, store.num_tokens), whole), "it was touched alone"
+    overwrite(path, 4000, b"\x07")
+    os.utime(path, ns=(2 * later, 2 * later))
+    with pytest.raises(TokenFileError, match="are not those that were written"):
+        store.read(1990, 2010)
+    os.truncate(path, PIECE_BYTES)
+    with pytest.raises(TokenFileError, match=f"cut short while it was read, to {PIECE_BYTES} of"):
+        store.read(store.num_tokens - 10, store.num_tokens)
+
+
+def test_a_file_in_the_place_of_one_that_is_read_is_another(tmp_path: Path) -> None:
+    data = long_text(tmp_path)
+    path, store = train_file(data), data.train.stores[0].open()
+    (tmp_path / "other").write_bytes(b"short")
+    (tmp_path / "other").replace(path)
+    assert store.read(0, store.num_tokens).size == store.num_tokens
+    path.unlink()
+    assert store.read(0, 10).size == 10
 
 
 @given(st.lists(st.integers(0, 3 * PIECE_BYTES // 2), max_size=6))

@@ -1,7 +1,7 @@
 """Checksums of a token file, piece by piece: taken while it is written, compared when it is read.
 
-A piece is compared once, before the first token in it is given out; what a run never reads it
-never checks.
+A piece is compared once, before the first token in it is given out, and again where somebody has
+written to its file since; what a run never reads it never checks.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class PieceCheck:
         self._same = np.zeros(-(-self._bytes.nbytes // PIECE_BYTES), np.bool_)
         """``[pieces]`` those that were compared, and were what was written."""
         assert self._same.size == self._crc32.size, f"{path}: {self._crc32.size} checksums"
+        self._opened = path.stat()
 
     def check(self, starts: npt.NDArray[np.int64], length: int) -> None:
         """See that ``length`` tokens from each of ``starts`` are those that were written.
@@ -80,6 +81,7 @@ class PieceCheck:
         """
         if not starts.size or not length:
             return
+        self._look_again()
         first = starts * self._width // PIECE_BYTES
         last = ((starts + length) * self._width - 1) // PIECE_BYTES
         pieces = first[:, None] + np.arange(int((last - first).max()) + 1)
@@ -89,6 +91,25 @@ class PieceCheck:
             if zlib.crc32(self._bytes[low : low + PIECE_BYTES]) != self._crc32[piece]:
                 high = min(low + PIECE_BYTES, self._bytes.nbytes)
                 problem = f"bytes {low} to {high - 1} are not those that were written"
-                again = f"Delete the folder {self._path.parent}: the next run makes it again"
-                raise TokenFileError(self._path, f"{problem} (checksum differs)", again)
+                raise TokenFileError(self._path, f"{problem} (checksum differs)", self._way_out)
             self._same[piece] = True
+
+    def _look_again(self) -> None:
+        """Nothing is known of what has changed since; what was cut off would end the process. A
+        file in its place is another one, for what was opened stays."""
+        try:
+            now = self._path.stat()
+        except OSError:
+            return
+        if now.st_ino != self._opened.st_ino:
+            return
+        if now.st_size < self._bytes.nbytes:
+            problem = f"cut short while it was read, to {now.st_size} of {self._bytes.nbytes} bytes"
+            raise TokenFileError(self._path, problem, self._way_out)
+        if now.st_mtime_ns != self._opened.st_mtime_ns:
+            self._same[:] = False
+            self._opened = now
+
+    @property
+    def _way_out(self) -> str:
+        return f"Delete the folder {self._path.parent}: the next run makes it again"
