@@ -138,7 +138,14 @@ def test_a_record_is_read_back_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"candidate": 1}, {"step_s": "abc"}, {"step_s": -1.0}, {"step_s": nan}, {"values": [None]}],
+    [
+        {"candidate": 1},
+        {"step_s": "abc"},
+        {"step_s": -1.0},
+        {"step_s": nan},
+        {"values": [None]},
+        {"within": nan},
+    ],
 )
 def test_a_trial_that_cannot_be_is_refused(wrong: dict[str, object], tmp_path: Path) -> None:
     record = Record.opened(tmp_path, {})
@@ -185,6 +192,8 @@ def test_of_another_job_what_differs_is_said(tmp_path: Path) -> None:
         b"[1]\n",
         b'{"kind": "job", "version": %d, "asked": [1]}\n' % VERSION,
         b'{"kind": "job", "version": %d}\n{"foo": 1}\n' % VERSION,
+        b'{"kind": "job", "version": %d}\n{"kind": "final", "outcomes": [], "used_s": NaN}\n'
+        % VERSION,
         b'{"kind": "job", "version": %d}\n{"kind": "plans", "plans": [{}], "times": 1}\n' % VERSION,
         b'{"kind": "job", "version": %d}\n{"kind": "plans", "plans": [], "times": 0}\n' % VERSION,
         b'{"kind": "job", "version": %d}\n{"kind": "trial", "outcome": {"new": 1}}\n' % VERSION,

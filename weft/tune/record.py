@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat, TypeAdapter
+from pydantic_core import from_json
 
 from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.report.run_files import flat
@@ -34,6 +35,7 @@ class _Numbers:
 
 
 _PLANS = TypeAdapter(list[_Numbers])
+_LINE = TypeAdapter(dict[str, Any])
 _TIMES = TypeAdapter(Annotated[float, Field(ge=1, allow_inf_nan=False)])
 MOST_SAID = 8
 """Of what differs from the job that a tuning began with."""
@@ -147,13 +149,15 @@ def _whole_lines(file: Path) -> list[dict[str, Any]]:
     """Without one that a kill cut off."""
     if not file.exists():
         return []
-    try:
-        *lines, _ = file.read_text(encoding="utf-8").split("\n")
-        found = [json.loads(line) for line in lines]
-    except ValueError as error:
-        raise ConfigError("--out", str(file), LINES, "Use another --out.") from error
-    if not all(isinstance(line, dict) for line in found):
-        raise ConfigError("--out", str(file), LINES, "Use another --out.")
+    found = []
+    *lines, _ = file.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            told = from_json(line, allow_inf_nan=False)
+            found.append(_LINE.validate_python(told))
+        except ValueError as error:
+            where = f"{file}:{number}"
+            raise ConfigError("--out", where, LINES, "Use another --out.") from error
     return found
 
 
