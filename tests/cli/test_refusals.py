@@ -114,6 +114,11 @@ CONFIGURATION = [
         "write data.path=null or data.sources=[].\n      at tiny.yaml:4",
     ),
     Case(
+        "nowhere to write",
+        "train tiny.yaml --out=",
+        "error: --out = '': expected a name. `--out .` is the folder that you are in.",
+    ),
+    Case(
         "unknown option",
         "train tiny.yaml --fast",
         "error: unknown option --fast. See `--help`; values of the configuration are written "

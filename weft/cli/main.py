@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -122,6 +123,7 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run a command and return its exit code; errors have been printed."""
     try:
+        _refuse_nowhere(arguments)
         code: Any = app(arguments, prog_name="weft", standalone_mode=False)
     except (UsageError, typer.Abort) as error:
         if isinstance(error.__cause__, EOFError):  # which nobody typed
@@ -139,6 +141,16 @@ def run(arguments: list[str]) -> int:
         err.print("stopped")
         return STOPPED
     return code or 0
+
+
+def _refuse_nowhere(arguments: Sequence[str]) -> None:
+    """A variable of a shell that is not set would be the folder that one is in.
+
+    Raises:
+        ConfigError: ``--out`` names nothing.
+    """
+    if "--out=" in arguments or ("--out", "") in pairwise(arguments):
+        raise ConfigError("--out", "", "a name", "`--out .` is the folder that you are in.")
 
 
 def _in_a_line(otherwise: Callable[..., str]) -> Callable[..., str]:
