@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.finer_borders import OPTIONS, cluster, distance
+from weft.cluster.cluster import catalogue
+from weft.cluster.view import ChipPool, ClusterView
 from weft.models.llama.sizes import SIZES
 from weft.planner.explain import what_cuts_save
 from weft.planner.fit import shortages
 from weft.planner.forecast import forecast
-from weft.planner.problem import Problem, Workload
+from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import search
 from weft.planner.search.finer import with_finer_borders
 from weft.planner.search.orders import with_made_orders
@@ -66,6 +68,28 @@ def test_the_forecast_says_what_a_cut_saves() -> None:
         "borders inside layers 2: with whole layers beside them it would not fit"
     )
     assert what_cuts_save(forecast(whole.plan, asked)) == ""
+
+
+def test_plans_are_weighed_as_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is slow with whole layers is the fastest with its border inside one."""
+    monkeypatch.setattr("weft.planner.search.refined.MOST_PROMISING", 1)
+    monkeypatch.setattr("weft.planner.search.refined.BEST_FEW", 1)
+    kinds = catalogue()
+    pools = (
+        ChipPool(chip=kinds["H100-SXM5-80GB"], num_nodes=1, chips_per_node=4, network_gbit_s=800),
+        ChipPool(chip=kinds["A100-SXM4-40GB"], num_nodes=1, chips_per_node=4, network_gbit_s=400),
+    )
+    options = Options(
+        cuts_layers=True,
+        in_flight=True,
+        schedules=("zb-h1", "1f1b"),
+        recompute=("off",),
+        zero=(1,),
+        effort=Options().effort // 10,
+    )
+    workload = Workload(spec=SIZES["llama3.2-1b"], seq_len=4096, samples=32)
+    best = search(Problem(workload, ClusterView(pools), options=options)).best
+    assert [stage.layers for _, _, stage in best.plan.stages()] == [(0, 14.5), (14.5, 16)]
 
 
 def test_a_cut_needs_room() -> None:
