@@ -14,7 +14,7 @@ from weft.cost.work import Training
 from weft.models.llama.sizes import SIZES
 from weft.plan.plan import ZeroLevel
 from weft.planner.problem import Options, Problem, Workload
-from weft.planner.search.choice import Line, Section
+from weft.planner.search.choice import Line, Section, most_samples
 from weft.planner.search.combined import in_order, slowest_s
 from weft.planner.search.costs import Costs
 from weft.planner.search.frames import Frame, Space
@@ -110,6 +110,18 @@ def test_frames_promise_nearly_what_long_steps_take(kinds: int) -> None:
     frames = frames_of(space, kinds).values()
     near = [kept_of(each, costs, order) for each in frames for order in permutations(each.sections)]
     assert 0.955 < max(near) <= 1
+
+
+@pytest.mark.parametrize("micros", [(1,), (2,), (4, 8)], ids=str)
+def test_the_rank_with_most_samples_has_what_was_asked_for(micros: tuple[int, ...]) -> None:
+    """Of a microbatch, on whichever kind of chip."""
+    case = Case(
+        pools=(pool("H100-SXM5-80GB", 2000, 4), pool("A100-SXM4-80GB", 2000, 2)), samples=32
+    )
+    problem = Problem(case.workload, case.cluster, options=Options(micros=micros))
+    space = Space(Meshes(Costs(problem, 1)), case.samples, case.samples)
+    frames = space.mixed((0, 1), EVERYTHING)
+    assert frames and {most_samples(each.sections, each.micro) for each in frames} == {*micros}
 
 
 FROZEN = Training(units=(0.0, 1.0, 1.0, 0.0))

@@ -134,7 +134,11 @@ def test_parts_add_up_to_the_step() -> None:
     [
         (on_a100s(passes=2), OPTIONS, "it tries no passes"),
         (on_a100s(), replace(OPTIONS, recompute=("off",)), "recomputation was kept to off"),
-        (on_a100s(), replace(OPTIONS, micros=(2,)), "ranks were kept to (2,) samples"),
+        (
+            on_a100s(),
+            replace(OPTIONS, micros=(2,)),
+            "the rank with most samples of a micro-batch was kept to 2",
+        ),
         (on_a100s(), replace(OPTIONS, schedules=("zb-v",)), "the schedule was kept to zb-v"),
     ],
 )

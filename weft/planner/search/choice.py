@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -105,6 +105,11 @@ class Section(NamedTuple):
     def together(self) -> int:
         """Chips that are on one node because they divide layers."""
         return near_ranks(self.axes)
+
+
+def most_samples(sections: Iterable[Section], micro: int) -> int:
+    """Of a microbatch, on the rank that has most."""
+    return max(-(-micro // section.ways) for section in sections)
 
 
 @dataclass(frozen=True, slots=True)

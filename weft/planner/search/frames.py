@@ -21,6 +21,7 @@ from weft.planner.search.choice import (
     Section,
     inner_of,
     mesh_axes,
+    most_samples,
     num_ranks,
 )
 from weft.planner.search.crossings import Crossings
@@ -196,7 +197,8 @@ class Space:
         keep = round((MOST_COMBINATIONS * (MORE if self.meshes.few else 1)) ** (1 / len(pools)))
         any_number = self.costs.num_layers + 2
         most_meshes = min(any_number, self.options.max_stages or any_number)
-        wanted = Wanted(self.num_layers, self.samples, most_meshes, per_sample_s)
+        micros = self.options.micros
+        wanted = Wanted(self.num_layers, self.samples, most_meshes, per_sample_s, micros)
         found: list[Combined] = []
         for bound, micro in self._by_bound(pools):
             number = prod(len(self.meshes.speeds(pool, micro)) for pool in pools)
@@ -241,11 +243,12 @@ class Space:
 
         found: list[Rate] = []
         every = self.meshes.speeds(pool, micro)
+        allowed = max(self.options.micros or (micro,))
         for section in every.in_turn(shallow_first=not self.meshes.few):
             if len(found) == number:
                 break
-            b = -(-micro // section.ways)
-            most = self.most(section, b, micro)
+            b = most_samples([section], micro)
+            most = self.most(section, b, micro) if b <= allowed else -1.0
             if most >= 0:
                 unit = self.meshes.unit_with_once(section, b, micro / self.samples)
                 insort(found, Rate.of(unit, most, section), key=lambda rate: -rate.layers_per_s)

@@ -15,7 +15,15 @@ from typing import NamedTuple
 from weft.cluster.view import ChipPool
 from weft.plan.plan import ScheduleName
 from weft.planner.problem import Options
-from weft.planner.search.choice import Line, Section, Timed, inner_of, mesh_axes, num_ranks
+from weft.planner.search.choice import (
+    Line,
+    Section,
+    Timed,
+    inner_of,
+    mesh_axes,
+    most_samples,
+    num_ranks,
+)
 from weft.planner.search.group import Group, Kept
 from weft.planner.search.sharing import balanced, evened, every_one, longest
 
@@ -100,9 +108,9 @@ class _Look:
 
 def is_open(line: Line, options: Options) -> bool:
     """Options leave its depth and its microbatch open, as frames have it."""
-    micros = [section.ways * each for section in line.sections for each in options.micros or ()]
     deep = line.num_meshes > (options.max_stages or line.num_meshes)
-    return not deep and (line.micro in micros or not options.micros)
+    most = most_samples(line.sections, line.micro)
+    return not deep and (options.micros is None or most in options.micros)
 
 
 def neighbours(

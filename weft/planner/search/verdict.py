@@ -21,6 +21,7 @@ from weft.planner.search.choice import (
     Line,
     Section,
     mesh_axes,
+    most_samples,
     stage_layers,
     used_parts,
 )
@@ -196,10 +197,12 @@ def _refuse_outside(line: Line, costs: Costs) -> None:
             raise OutsideError(f"recomputation was kept to {', '.join(modes)}{more}")
         if not used_parts(costs.pools[section.pool], section):
             raise OutsideError(f"{section.num_chips} chips do not fill nodes evenly")
-    if line.micro not in _micros(line, costs):
-        words = "a rank has a power of two of samples there, or all of its own"
-        words = words if options.micros is None else ""
-        raise OutsideError(words or f"ranks were kept to {options.micros} samples")
+    if options.micros is not None:
+        if most_samples(line.sections, line.micro) not in options.micros:
+            few = " or ".join(map(str, options.micros))
+            raise OutsideError(f"the rank with most samples of a micro-batch was kept to {few}")
+    elif line.micro not in _micros(line, costs):
+        raise OutsideError("a rank has a power of two of samples there, or all of its own")
 
 
 def _refuse_more_parts(section: Section, parts: int) -> None:
@@ -213,7 +216,7 @@ def _micros(line: Line, costs: Costs) -> Sequence[int]:
     """Microbatches that are tried with its chips."""
     if len(line.sections) == 1:
         ways = line.sections[0].ways
-        return [ways * n for n in costs.options.micros or sizes(line.samples, ways)]
+        return [ways * n for n in sizes(line.samples, ways)]
     space = Space(Meshes(costs), line.samples, line.samples)
     return space.micros([section.pool for section in line.sections])
 
