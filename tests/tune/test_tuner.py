@@ -143,8 +143,8 @@ def test_the_last_comparison_decides_what_is_said_of_trials() -> None:
     tuner = three_trials()
     trials = {outcome.candidate: outcome for outcome in tuner.outcomes}
     final = (
-        replace(trials[1], times=1.0, within=0.0, against=1),
-        replace(trials[0], times=1.06, within=0.02, against=1),
+        replace(trials[1], times=1.0, within=0.0, against=1, values=(9.0,), beside=(9.0,)),
+        replace(trials[0], times=1.06, within=0.02, against=1, values=(8.5,), beside=(9.0,)),
     )
     result = Result(tuner=tuner.settled(final), final=final, why="enough", used_s=0.0)
     assert result.best == result.tuner.best == 1
@@ -152,6 +152,7 @@ def test_the_last_comparison_decides_what_is_said_of_trials() -> None:
     assert said["best"]["name"] == tuner.candidates[1].name
     assert said["best"]["step_s"] == pytest.approx(1.0 / 1.06)
     assert [trial["step_s"] for trial in said["trials"]] == pytest.approx([1, 1 / 1.06, 1.2])
+    assert [trial["tokens_per_s"] for trial in said["trials"][:2]] == [[8.5], [9.0]], "its turns"
     assert [each["why"] for each in said["plans"]] == ["6.0% slower", "the best", "27.2% slower"]
     assert f"{1 / 1.06:.4g} s" in page(result) and tuner.best == 0
 

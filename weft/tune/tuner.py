@@ -90,7 +90,8 @@ class Tuner:
     """The best by the last comparison, after it."""
 
     def settled(self, final: Sequence[Outcome]) -> Tuner:
-        """With what the last comparison showed instead of what trials did.
+        """With what the last comparison showed instead of what trials did: a step, and the turns
+        that it comes of.
 
         Args:
             final: Of some that ran, the best first; several as ratios to it, which keep what the
@@ -108,6 +109,8 @@ class Tuner:
                 times=last.times,
                 within=last.within,
                 against=last.against,
+                values=last.values,
+                beside=last.beside,
             )
             if (last := found.get(trial.candidate)) and trial.step_s is not None
             else trial

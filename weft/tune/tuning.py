@@ -184,7 +184,10 @@ class Tuning:
 
     def _result(self, tuner: Tuner, why: str) -> Result:
         final = tuple(self._record.final) if why else ()
-        tuner = tuner.settled(final) if final else tuner
+        if final:
+            tuner = tuner.settled(final)
+            said = {outcome.candidate: outcome for outcome in tuner.ran}
+            final = tuple(said[outcome.candidate] for outcome in final)
         return Result(tuner=tuner, final=final, why=why, used_s=self._used_s)
 
 
