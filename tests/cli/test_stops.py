@@ -123,7 +123,7 @@ def stops_answering(here: Path, capsys: pytest.CaptureFixture[str], limit_s: flo
         capsys.readouterr()
         assert run(["train", "tiny.yaml", "--out", "mine", "train.steps=1"]) == 2
         assert capsys.readouterr().err == (
-            "error: --out = 'mine': expected a folder that no other `weft train` is working in. "
+            "error: --out = 'mine': expected a folder that no other command is working in. "
             "Choose another folder with --out, or wait.\n"
         )
         assert command.process.poll() is None

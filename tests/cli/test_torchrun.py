@@ -28,7 +28,7 @@ def test_torchrun_computes_what_weft_computes(
     with commands.started(here, "mine", *ENDLESS, program=weft) as command:
         command.wait_for_step(5)
         assert run(["train", "tiny.yaml", "--out", "mine"]) == 2
-        assert "no other `weft train` is working in" in capsys.readouterr().err
+        assert "no other command is working in" in capsys.readouterr().err
         os.kill(command.process.pid, signal.SIGTERM)
         code, _, errors = command.finish()
         assert command.is_gone()

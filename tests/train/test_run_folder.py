@@ -31,7 +31,7 @@ def test_what_was_written_stays(tmp_path: Path) -> None:
 def test_one_at_a_time(tmp_path: Path) -> None:
     for _ in range(2):
         with RunFolder(tmp_path / "run"):
-            expected = "no other `weft train` is working in"
+            expected = "no other command is working in"
             with pytest.raises(ConfigError, match=expected), RunFolder(tmp_path / "run"):
                 pass
             assert (tmp_path / "run").is_dir(), "the second one must not remove it"

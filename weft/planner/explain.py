@@ -30,6 +30,8 @@ _FEW_CUTS = 5
 """Up to which every way to move them out of layers is tried."""
 NO_GAIN = 5e-4
 """Part of tokens a second below which a change is said to bring nothing."""
+ROUNDED = 1e-9
+"""Part of a step below which a difference of sums is their rounding."""
 SEARCHING_S = 30.0
 """For all questions about other chips together. Those for which that leaves no search are asked of
 the plan that was found."""
@@ -464,7 +466,8 @@ def _compared_parts(best: Forecast, other: Forecast) -> Iterator[ComparedPart]:
     """Of the position that works longest, and of the one with least room."""
     names = "computing", "messages inside layers", "waiting for others", "exchange and update"
     for name, *seconds in zip(names, *_seconds(best, other), strict=True):
-        yield ComparedPart(name, "s", *seconds)
+        kept = (each if each > ROUNDED * best.step_s else 0.0 for each in seconds)
+        yield ComparedPart(name, "s", *kept)
     yield ComparedPart("whole step", "s", best.step_s, other.step_s)
     gib = (cast.fullest.memory.total / 2**30 for cast in (best, other))
     yield ComparedPart("fullest rank", "GiB", *gib)

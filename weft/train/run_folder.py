@@ -74,7 +74,7 @@ class RunFolder:
             raise ConfigError("--out", str(self.path), expected, hint) from error
         if not self._lock():
             os.close(self._handle)
-            expected = "a folder that no other `weft train` is working in"
+            expected = "a folder that no other command is working in"
             raise ConfigError("--out", str(self.path), expected, f"{hint[:-1]}, or wait.")
         with suppress(OSError):  # of one that was killed
             (self.path / LAUNCHER_FILE).unlink(missing_ok=True)
