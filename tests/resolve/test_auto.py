@@ -181,7 +181,7 @@ def test_one_name_at_two_speeds_is_two_kinds(tmp_path: Path) -> None:
     """Each has its own rates, and a plan tells them apart."""
     file = tmp_path / "lab.yaml"
     file.write_text(LAB.replace("big", "small"))
-    config = asked().config
+    config = asked("plan.auto.max_stages=1").config
     resources = resources_of_file(config, file, Cluster(nodes=(profiles.node(),)), 2)
     assert shape(resources) == [("small at 1", 1, 1), ("small at 0.25", 1, 1)]
     first, second = choose(config, resources).plan.pipelines
