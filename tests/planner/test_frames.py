@@ -14,7 +14,7 @@ from weft.cost.work import Training
 from weft.models.llama.sizes import SIZES
 from weft.plan.plan import ZeroLevel
 from weft.planner.problem import Options, Problem, Workload
-from weft.planner.search.choice import Line, Section, most_samples
+from weft.planner.search.choice import Line, Section, samples_at_once
 from weft.planner.search.combined import in_order, slowest_s
 from weft.planner.search.costs import Costs
 from weft.planner.search.frames import Frame, Space
@@ -121,7 +121,7 @@ def test_the_rank_with_most_samples_has_what_was_asked_for(micros: tuple[int, ..
     problem = Problem(case.workload, case.cluster, options=Options(micros=micros))
     space = Space(Meshes(Costs(problem, 1)), case.samples, case.samples)
     frames = space.mixed((0, 1), EVERYTHING)
-    assert frames and {most_samples(each.sections, each.micro) for each in frames} == {*micros}
+    assert frames and {samples_at_once(each.sections, each.micro) for each in frames} == {*micros}
 
 
 FROZEN = Training(units=(0.0, 1.0, 1.0, 0.0))

@@ -107,7 +107,7 @@ class Section(NamedTuple):
         return near_ranks(self.axes)
 
 
-def most_samples(sections: Iterable[Section], micro: int) -> int:
+def samples_at_once(sections: Iterable[Section], micro: int) -> int:
     """Of a microbatch, on the rank that has most."""
     return max(-(-micro // section.ways) for section in sections)
 

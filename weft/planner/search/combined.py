@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weft.planner.search.choice import Section, most_samples, num_ranks
+from weft.planner.search.choice import Section, num_ranks, samples_at_once
 from weft.planner.search.crossings import Crossings
 from weft.planner.search.found import ReasonKind
 
@@ -99,7 +99,7 @@ def combined(
     fast = -speeds[-1] < _sum(speeds[:-1]) - num_layers / seconds
     in_shape = num_meshes <= wanted.most_meshes
     if wanted.micros is not None:
-        each = of(lambda rate: float(most_samples([rate.section], micro)))
+        each = of(lambda rate: float(samples_at_once([rate.section], micro)))
         in_shape &= np.isin(each.max(axis=0), wanted.micros)
     most, full = of(lambda rate: rate.most), of(lambda rate: rate.full_s)
     slowest = slowest_s(num_layers, speeds, most, full)

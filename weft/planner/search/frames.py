@@ -21,8 +21,8 @@ from weft.planner.search.choice import (
     Section,
     inner_of,
     mesh_axes,
-    most_samples,
     num_ranks,
+    samples_at_once,
 )
 from weft.planner.search.crossings import Crossings
 from weft.planner.search.found import ReasonKind
@@ -247,7 +247,7 @@ class Space:
         for section in every.in_turn(shallow_first=not self.meshes.few):
             if len(found) == number:
                 break
-            b = most_samples([section], micro)
+            b = samples_at_once([section], micro)
             most = self.most(section, b, micro) if b <= allowed else -1.0
             if most >= 0:
                 unit = self.meshes.unit_with_once(section, b, micro / self.samples)

@@ -21,8 +21,8 @@ from weft.planner.search.choice import (
     Timed,
     inner_of,
     mesh_axes,
-    most_samples,
     num_ranks,
+    samples_at_once,
 )
 from weft.planner.search.group import Group, Kept
 from weft.planner.search.sharing import balanced, evened, every_one, longest
@@ -109,7 +109,7 @@ class _Look:
 def is_open(line: Line, options: Options) -> bool:
     """Options leave its depth and its microbatch open, as frames have it."""
     deep = line.num_meshes > (options.max_stages or line.num_meshes)
-    most = most_samples(line.sections, line.micro)
+    most = samples_at_once(line.sections, line.micro)
     return not deep and (options.micros is None or most in options.micros)
 
 

@@ -21,7 +21,7 @@ from weft.planner.search.choice import (
     Line,
     Section,
     mesh_axes,
-    most_samples,
+    samples_at_once,
     stage_layers,
     used_parts,
 )
@@ -198,7 +198,7 @@ def _refuse_outside(line: Line, costs: Costs) -> None:
         if not used_parts(costs.pools[section.pool], section):
             raise OutsideError(f"{section.num_chips} chips do not fill nodes evenly")
     if options.micros is not None:
-        if most_samples(line.sections, line.micro) not in options.micros:
+        if samples_at_once(line.sections, line.micro) not in options.micros:
             few = " or ".join(map(str, options.micros))
             raise OutsideError(f"the rank with most samples of a micro-batch was kept to {few}")
     elif line.micro not in _micros(line, costs):
