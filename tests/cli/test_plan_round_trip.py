@@ -23,7 +23,7 @@ WORDS = {
     "pods": ["debug", "batch.samples=12", "batch.micro=4"],
     "own-chip": [*LARGE, "batch.samples=32", "batch.micro=1"],
     "two-vendors": [*LARGE, "batch.samples=256"],
-    "workstation": ["demo", "batch.samples=8", "batch.micro=2"],
+    "workstation": ["demo", "batch.samples=8", "batch.micro=1"],
 }
 """By cluster; others are labs."""
 UNLIKE = {"nodes-64", "old-and-new", "workstation", "mix-1.0-0.5-0.25"}

@@ -43,7 +43,7 @@ def fails_at_work(address: RankAddress) -> None:
 
 
 def test_a_lost_rank_is_not_waited_for(pool: WorkerPool) -> None:
-    with pytest.raises(RanksFailedError, match=r"rank 1: CommError: rank 1: work with rank\(s\) 0"):
+    with pytest.raises(RanksFailedError, match=r"^rank 1: work with rank\(s\) 0"):
         pool.run(fails_at_work, world_size=2)
 
 
