@@ -28,6 +28,8 @@ and those that are so with as many microbatches in flight as is best for them.""
 MOST_PROMISING = 48
 """Others: those that could be fastest in some order. A plan that is a sixth slower in the usual
 order may be the fastest in the end."""
+MOST_ALIKE = 24
+"""Then others on the meshes of the best: with another schedule, or other things computed again."""
 MOST_BARE = 16
 """Of these, and of others that are refined: those that keep next to nothing at first, whatever they
 would take so."""
@@ -40,26 +42,35 @@ def refined(
 
     ``near``: others, of which everything is tried for the most promising.
     """
-    every = [candidate for found in lists for candidate in found]
+    promising = _by_promise(near, problem)
+    found = [candidate for few in lists for candidate in few]
+    found += _variants(lists, problem, promising[:MOST_PROMISING])
+    if others := promising[MOST_PROMISING:]:
+        fastest = min(found, key=_step_s)
+        alike = [each for each in others if _meshes(each) == _meshes(fastest)]
+        found += _variants([], problem, alike[:MOST_ALIKE], _step_s(fastest))
     best: dict[object, Candidate] = {}
-    for candidate in sorted([*every, *_variants(lists, problem, near)], key=_step_s):
+    for candidate in sorted(found, key=_step_s):
         best.setdefault(_likeness(candidate), candidate)
     most = max(map(len, lists), default=0)
     return list(best.values())[:most]
 
 
 def _variants(
-    lists: Sequence[Sequence[Candidate]], problem: Problem, near: Sequence[Candidate]
+    lists: Sequence[Sequence[Candidate]],
+    problem: Problem,
+    promising: Sequence[Candidate],
+    least: float = inf,
 ) -> Iterator[Candidate]:
-    """Of all with numbers in flight, and of the best few, with an order made for each that could be
-    the fastest of all."""
-    few, least = list[Candidate](), inf
+    """Of all with numbers in flight, and of the best few and those that promise much, with an order
+    made for each that could be the fastest of all, and faster than ``least``."""
+    few = list[Candidate]()
     for found in lists:
         deeper = [with_made_orders(each, problem, lists=False) for each in found]
         yield from deeper
         few += [*found[:BEST_FEW], *sorted(deeper, key=_step_s)[:BEST_FEW]]
         least = min([least, *map(_step_s, deeper)])
-    few = _each_once([*few, *_most_promising(near, problem)])
+    few = _each_once([*few, *promising])
     few = _each_once([*few, *_with_room(few, problem, least)])
     cut = with_finer_borders(few, problem)
     yield from with_head_parts(few, problem)
@@ -72,11 +83,12 @@ def _variants(
             yield made
 
 
-def _most_promising(near: Sequence[Candidate], problem: Problem) -> list[Candidate]:
-    """Of all, and of all with borders inside layers, which may be what makes one fast."""
+def _by_promise(near: Sequence[Candidate], problem: Problem) -> list[Candidate]:
+    """All, and all with borders inside layers, which may be what makes one fast; what could be
+    fastest first."""
     every = _each_once(near)
     both = _each_once([*every, *with_finer_borders(every, problem)])
-    return sorted(both, key=partial(_floor_s, problem=problem))[:MOST_PROMISING]
+    return sorted(both, key=partial(_floor_s, problem=problem))
 
 
 def _with_room(few: Sequence[Candidate], problem: Problem, least: float) -> list[Candidate]:
@@ -125,6 +137,12 @@ def _floor_s(candidate: Candidate, problem: Problem) -> float:
 def _likeness(candidate: Candidate) -> object:
     """Equal for plans that a person would call the same."""
     return candidate.name, tuple(pipeline.schedule for pipeline in candidate.plan.pipelines)
+
+
+def _meshes(candidate: Candidate) -> object:
+    """Equal for plans on the same chips in the same meshes."""
+    lines = [[stage.mesh for stage in line.stages] for line in candidate.plan.pipelines]
+    return candidate.cluster, [[(mesh.ranks, mesh.axes) for mesh in line] for line in lines]
 
 
 def _step_s(candidate: Candidate) -> float:
