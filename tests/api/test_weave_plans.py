@@ -118,6 +118,50 @@ def test_matches_a_plain_loop(name: str, pool: WorkerPool) -> None:
     assert kept.sum(0).tolist() == everyone
 
 
+class Turned(nn.Module):
+    """Parameters that do not lie row by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.turned = nn.Parameter(torch.randn(5, 4, dtype=torch.float64).t())
+        self.conv = nn.Conv2d(2, 3, 2).double().to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen: Tensor = self.conv((x @ self.turned.t()).view(-1, 2, 2, 1).expand(-1, -1, -1, 2))
+        return seen.flatten(1)
+
+
+def train_fused(comm: Comm | None) -> list[np.ndarray]:
+    """Without ``comm`` a plain loop."""
+    model = Turned()
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    plan = side_by_side((2, 7, 3), zero=0)
+    engine = comm and woven(model, adamw, comm, loss=squares, plan=plan)
+    for step in range(STEPS):
+        if engine:
+            engine.train_batch(batch(step))
+        else:
+            squares(model, batch(step)).mean().backward()
+            adamw.step()
+            adamw.zero_grad()
+    return values(model)
+
+
+def fused_in_pool(address: RankAddress) -> list[np.ndarray]:
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
+    found = train_fused(comm)
+    comm.close()
+    return found
+
+
+def test_fused_kernels_get_gradients_that_lie_as_parameters_do(pool: WorkerPool) -> None:
+    """They look at no strides: another element's gradient updated each."""
+    for found in pool.run(fused_in_pool, world_size=2):
+        for one, other in zip(found, train_fused(None), strict=True):
+            np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)
+
+
 class Sometimes(nn.Module):
     """A part that no sample uses, one that some use, and in some steps none."""
 

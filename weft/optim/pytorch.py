@@ -27,8 +27,16 @@ class TorchOptimizer:
         if value != 1.0:
             self._gradients.scale(factor)
         for main in self._gradients.mains:
-            main.value.grad = main.grad
+            main.value.grad = None if main.grad is None else _laid_out_as(main.value, main.grad)
         self.optimizer.step()
+
+
+def _laid_out_as(value: Tensor, grad: Tensor) -> Tensor:
+    """PyTorch's fused kernels on processors take both to have the same strides, and buckets lay
+    gradients out row by row."""
+    if grad.stride() == value.stride():
+        return grad
+    return torch.empty_like(value, dtype=grad.dtype).copy_(grad)
 
 
 def load_state(optimizer: torch.optim.Optimizer, state: Any) -> None:
