@@ -52,7 +52,7 @@ def test_who_holds_the_same_at_two_sites() -> None:
     assert choice.holders(8).sites == (2,)
     by_site = choice._replace(shard_ways=32)
     assert by_site.parts(by_site.holders(8)) == (Group(32, 1, (1,)), Group(2, 32, (2,)))
-    assert choice._replace(pipelines=1).holders(8).sites == ()
+    assert choice._replace(pipelines=1).holders(8) == Group(32, 1, (2,)), "one mesh at both"
 
 
 def test_no_slower_than_when_each_site_is_written_as_a_node() -> None:

@@ -7,13 +7,13 @@ Its memory is ``stage_memory``, its time ``stage_times``, what its layers send `
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from itertools import product
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain, product
 from math import ceil, prod
 from typing import NamedTuple
 
 from weft.cluster.cluster import HOST, Dtype
-from weft.cluster.view import ClusterView, count_by_level
+from weft.cluster.view import ClusterView, Site, count_by_level
 from weft.cost.work import (
     ALL_BY_ADAMW,
     ALL_PARTS,
@@ -163,7 +163,7 @@ class StageChoice(NamedTuple):
         """Ranks that hold the same parameters. Those of other pipelines are on other nodes."""
         near = self._stride
         if self.num_holders == self.copies:
-            return Group(self.num_holders, near)
+            return Group(self.num_holders, near, self.sites)
         return Group(self.num_holders, max(near, chips_per_node), self.sites)
 
     @property
@@ -411,10 +411,29 @@ def num_sites(plan: Plan, cluster: ClusterView) -> dict[tuple[int, int], tuple[i
         return {}
     return {
         (p, s): count_by_level(
-            cluster.site_of(mesh.ranks[0]) for mesh in _holding_the_same(plan, p, s)
+            chain(*(_sites_of_copies(mesh, cluster) for mesh in _holding_the_same(plan, p, s)))
         )
         for p, s, _ in plan.stages()
     }
+
+
+def _sites_of_copies(mesh: Mesh, cluster: ClusterView) -> Iterable[Site | None]:
+    """Where those of a mesh are that hold the same."""
+    pools = cluster.by_pool(mesh.ranks)
+    if len({pool.site for pool, _ in pools}) == 1:
+        return [pools[0][0].site]
+    return map(cluster.site_of, alike(mesh))
+
+
+def sites_along_axes(mesh: Mesh, cluster: ClusterView) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Of a mesh, as ``StageWork`` has them: of each axis the ranks that are farthest apart."""
+    if len({pool.site for pool, _ in cluster.by_pool(mesh.ranks)}) == 1:
+        return ()
+    every = (
+        (axis, max(count_by_level(map(cluster.site_of, ranks)) for ranks in mesh.groups(axis)))
+        for axis, _ in mesh.axes
+    )
+    return tuple((axis, many) for axis, many in every if any(n > 1 for n in many))
 
 
 def _holding_the_same(plan: Plan, p: int, s: int) -> list[Mesh]:

@@ -98,7 +98,8 @@ def layer_sends(
     mixture = shape.experts if experts and feeds else None
     divided = feeds * _adds_up(mixture, work)
     for axis, size in work.axes:
-        inner, group = DIVISIONS[axis].inner, Group(size, stride(work.axes, axis))
+        inner = DIVISIONS[axis].inner
+        group = Group(size, stride(work.axes, axis), work.sites_along(axis))
         sums = ("heads" in inner) * attends + ("d_ff" in inner) * divided
         if sums:
             yield LayerSend("sums", axis, group, residual, sums)

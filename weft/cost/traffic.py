@@ -154,7 +154,7 @@ class Fabric:
 
     def sum_seconds(self, num_bytes: float, group: Group) -> float:
         """Of summing partial results over tensor-parallel ranks: a swap of parts there and back."""
-        if self.exchange_bytes_s is None or group.size == 1:
+        if self.exchange_bytes_s is None or group.size == 1 or group.leaves_its_site:
             return self.seconds("all_reduce", num_bytes, group)
         sent = (group.size - 1) / group.size * num_bytes
         return 2 * (sent / self.exchange_bytes_s + self.exchange_latency_s)
@@ -203,6 +203,8 @@ class Fabric:
         inner = num_bytes * copies * (here - 1) / here / self.inside_bytes_s
         far = num_bytes if far_bytes is None else far_bytes
         outer = far * visited * (nodes - 1) / nodes / self.across_bytes_s
+        for way, many in self._ways_of(group):
+            outer = max(outer, far * visited * (many - 1) / many / way.bytes_s) + way.latency_s
         if in_turn and nodes > 1:
             turns = (
                 self.inside_latency_s * ceil(log2(here)),

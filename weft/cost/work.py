@@ -202,6 +202,9 @@ class StageWork(NamedTuple):
     and the gate is kept likewise."""
     wide_products: float = 0.0
     """Part of the layers' products with weights that have 16 bits where ``dtype`` has eight."""
+    sites: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Axes whose ranks are far apart, each with at how many sites these are, as ``Group`` has
+    them."""
 
     def share(self, dim: DimName) -> float:
         """Into how many parts of this rank's size a dimension is cut, as modules compute with
@@ -224,6 +227,10 @@ class StageWork(NamedTuple):
         """Tokens that come to the experts of the rank that has most, beside an even share."""
         own = mixture.num_experts / self.share("experts") * self.expert_part
         return mixture.busiest(max(own, 1.0))
+
+    def sites_along(self, axis: str) -> tuple[int, ...]:
+        """At which ranks along it are, as ``Group`` has them; empty: at one."""
+        return next((many for name, many in self.sites if name == axis), ())
 
     @property
     def wide(self) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import product
 from math import log2
 
 from weft.cluster.view import ChipPool, ClusterView, Site
@@ -17,6 +18,7 @@ from weft.cost.choice import (
     choice_of,
     most_samples,
     num_sites,
+    sites_along_axes,
     state_parts,
     ways_of_domains,
 )
@@ -233,8 +235,17 @@ def _far(
 ) -> Far | None:
     if not cluster.sites:
         return None
-    places = [cluster.site_of(stage.mesh.ranks[0]) for stage in pipeline.stages]
-    return far_between(places, pipeline.borders, ends, times=len(plan.pipelines))
+    every = [
+        [*dict.fromkeys(pool.site for pool, _ in cluster.by_pool(stage.mesh.ranks))]
+        for stage in pipeline.stages
+    ]
+    places = [sites[0] for sites in every]
+    found = []
+    for here, there in product(*(every[end] for end in ends)):
+        places[ends[0]], places[ends[1]] = here, there
+        far = far_between(places, pipeline.borders, ends, times=len(plan.pipelines))
+        found += [far] if far else []
+    return max(found, key=lambda far: (far.seconds(1.0), far.latency_s), default=None)
 
 
 def _carried(
@@ -338,9 +349,11 @@ def times_of_plan(
         )
         crossing, reduced = _sums(plan, stage, ways[p, number], training)
         places = sites.get((p, number), ())
+        along = sites_along_axes(stage.mesh, cluster)
         every = {
             rank: (
                 choice._replace(
+                    work=choice.work._replace(sites=along),
                     crossing=crossing,
                     reduced=reduced,
                     sites=places,

@@ -161,7 +161,8 @@ def _line(pipeline: PipelinePlan, cluster: ClusterView) -> Line:
 
 def _section(stage: StagePlan, cluster: ClusterView) -> Section:
     """One mesh."""
-    kinds = {pool.chip.name for pool, _ in cluster.by_pool(stage.mesh.ranks)}
+    pools = [pool for pool, _ in cluster.by_pool(stage.mesh.ranks)]
+    kinds, sites = {pool.chip.name for pool in pools}, {pool.site for pool in pools}
     for is_so, words in (
         (stage.passes > 1, "it tries no passes"),
         (stage.pieces > 1, "it sends everything inside layers in one piece"),
@@ -169,6 +170,7 @@ def _section(stage: StagePlan, cluster: ClusterView) -> Section:
         (stage.head_ways > 1, f"it divides heads among neighbours {_AT_LAST}"),
         (stage.scores != "blocks", "it keeps no rows of scores"),
         (len(kinds) > 1, "it weighs meshes of unlike chips apart, by other ways"),
+        (len(sites) > 1, "it keeps each mesh at one site"),
     ):
         if is_so:
             raise OutsideError(words)
