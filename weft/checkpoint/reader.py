@@ -24,6 +24,7 @@ from weft.checkpoint.rank_file import check_size
 from weft.checkpoint.rank_file_reader import RankFileReader, open_rank_file
 from weft.checkpoint.remote.path import RemotePath
 from weft.checkpoint.remote.rank_file import RemoteRankFile
+from weft.checkpoint.run_of import run_of
 from weft.checkpoint.shard import DTYPES
 from weft.checkpoint.store import (
     LATEST,
@@ -60,7 +61,7 @@ class Checkpoint:
         self.folder = folder
         self.index = index
         self.notes = notes
-        self.run = folder.parent.parent if isinstance(folder, Path) else run
+        self.run = run
         self._opened = opened or partial(open_file, folder)
         self._files: dict[str, RankFileReader | RemoteRankFile] = {}
 
@@ -218,8 +219,9 @@ def open_checkpoint(path: Place) -> Checkpoint:
             itself is opened or refused, never replaced by another.
     """
     if is_checkpoint(path):
-        return Checkpoint(path, read_index(path))
-    root, run = checkpoints_root(path), path if isinstance(path, Path) else None
+        return Checkpoint(path, read_index(path), run=run_of(path.parent))
+    root = checkpoints_root(path)
+    run = path if isinstance(path, Path) and root != path else run_of(root)
     name = read_latest(root)
     note = f"{root / LATEST} names no checkpoint"
     for folder in candidates(root) if name is not None else ():

@@ -25,7 +25,7 @@ def refuse_other(root: Place, out: Path) -> str:
         ConfigError: another run folder saves there.
         CheckpointError: the storage does not answer.
     """
-    other = None if root == out / FOLDER else _named(root)
+    other = None if root == out / FOLDER else _said(root)
     if other is None or other == out.resolve() or _are_one(other, out):
         return ""
     if _saves_to(other, root):
@@ -42,7 +42,7 @@ def claim(root: Place, out: Path) -> None:
 
     Raises ConfigError where another run folder has said so since ``refuse_other`` looked.
     """
-    if root == out / FOLDER or _named(root) == out.resolve():
+    if root == out / FOLDER or _said(root) == out.resolve():
         return
     is_over, text = bool(refuse_other(root, out)), json.dumps({"run": str(out.resolve())})
     with suppress(OSError, CheckpointError):
@@ -57,7 +57,18 @@ def claim(root: Place, out: Path) -> None:
     refuse_other(root, out)
 
 
-def _named(root: Place) -> Path | None:
+def run_of(root: Place) -> Path | None:
+    """The folder of the run whose checkpoints lie there; None: it is no more, or nobody knows.
+
+    Raises CheckpointError where the storage does not answer.
+    """
+    said = _said(root)
+    if said is None and isinstance(root, Path) and root.absolute().name == FOLDER:
+        said = root.absolute().parent if root.name != FOLDER else root.parent
+    return said if said is not None and said.is_dir() else None
+
+
+def _said(root: Place) -> Path | None:
     """None where nobody said so."""
     path = root / RUN_FILE
     with told("read", path):
