@@ -15,6 +15,7 @@ from weft.config.load import said_by
 from weft.config.tree import dump
 from weft.data.cache import TOKENIZER_FILE
 from weft.data.tokenizer import copy_tokenizer
+from weft.grow.groups import groups_of
 from weft.grow.growth import Growth
 from weft.grow.write import Written, write_grown
 from weft.models.config_folder import section_of
@@ -51,6 +52,8 @@ def write_folder(
     said = _config(checkpoint, config_name)
     has_config = "batch" in said
     said["model"] = section_of(growth.new)
+    if groups := (said.get("optim") or {}).get("groups"):
+        said["optim"] = {**said["optim"], "groups": groups_of(groups, growth)}
     said["checkpoint"] = {**said.get("checkpoint", {}), "load": str(out.absolute())}
     begun = out.absolute().with_name(f".{out.name}.growing")  # a killed one left it
     with told("written", begun):

@@ -70,7 +70,7 @@ def sources(growth: Growth) -> dict[str, Source | None]:
     found: dict[str, Source | None] = {}
     for param in param_specs(growth.new):
         found[param.name] = None
-        name, _ = _old_names(param, growth)
+        name, _ = old_names(param, growth)
         if name in old:
             beside = layout[param.name.rpartition(".")[0]].params
             found[param.name] = _source(
@@ -94,7 +94,7 @@ def _source(
     is_stacked: bool,
 ) -> Source:
     """``grown``: of each dimension that grows the old elements, by name."""
-    name, above = _old_names(param, growth)
+    name, above = old_names(param, growth)
     roles = [_role(param, number, is_norm=is_norm) for number in range(len(dims))]
     along = [
         copied(
@@ -117,7 +117,7 @@ def _source(
     )
 
 
-def _old_names(param: ParamSpec, growth: Growth) -> tuple[str, str]:
+def old_names(param: ParamSpec, growth: Growth) -> tuple[str, str]:
     """Of the old parameter that it copies, and of the next layer's."""
     if not isinstance(param.unit, int):
         return param.name, param.name

@@ -21,7 +21,12 @@ class Settings:
 
 def group_of(optim: OptimConfig, spec: ParamSpec) -> ParamGroupConfig | None:
     """The first group that a parameter is in."""
-    return next((group for group in optim.groups if _is_in(spec, group)), None)
+    return first_of(optim.groups, spec)
+
+
+def first_of(groups: Sequence[ParamGroupConfig], spec: ParamSpec) -> ParamGroupConfig | None:
+    """The first that a parameter is in."""
+    return next((group for group in groups if _is_in(spec, group)), None)
 
 
 def _is_in(spec: ParamSpec, group: ParamGroupConfig) -> bool:
