@@ -135,5 +135,6 @@ def _links(virtual: VirtualCluster, slower: float, shrink: float) -> Links:
         pair: byte_s(virtual.link(pair)) * slower * shrink
         for pair in combinations(range(virtual.plan.world_size), 2)
     }
+    late = {pair: virtual.link(pair).latency_ms / 1e3 * slower for pair in pairs}
     sums = sums_part(virtual.plan.sums, virtual.gradient_width)
-    return Links(borders=borders, pairs=pairs, sums=sums)
+    return Links(borders=borders, pairs=pairs, late=late, sums=sums)

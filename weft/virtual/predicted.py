@@ -9,7 +9,7 @@ good for comparing plans and shares, not for a promise in seconds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, combinations, product
@@ -26,6 +26,7 @@ from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
 from weft.cost.work import StageWork, layers_by_kind, width_of
 from weft.models.registry import param_specs, shape_of
+from weft.parallel.buckets import BUCKET_BYTES
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
@@ -248,10 +249,7 @@ class VirtualCluster:
 
     def link(self, ranks: Sequence[int]) -> LinkEntry:
         """The slowest link on the way among ranks, and how late it is."""
-        links = [self._link(one, other) for one in ranks for other in ranks if one < other]
-        rates = [link.gbit for link in links if link.gbit is not None]
-        late = max((link.latency_ms for link in links), default=0.0)
-        return LinkEntry(gbit=min(rates, default=None), latency_ms=late)
+        return slowest_of(self._link(*pair) for pair in combinations(ranks, 2))
 
     def _stage(self, pipeline: PipelinePlan, number: int) -> StageTimes:
         """As slow as the slowest of its ranks."""
@@ -291,24 +289,30 @@ class VirtualCluster:
 
     def _exchange_s(self) -> float:
         """Gradients of one layer after another, around a ring of all that hold the layer: of all
-        in a domain, where each rank then has its part of the sums to exchange with the others."""
-        spent, width = [0.0] * self.plan.world_size, self.gradient_width
+        in a domain, where each rank then has its part of the sums to exchange with the others. All
+        that one bucket carries goes round at once."""
+        ranks = range(self.plan.world_size)
+        spent, late, sent = ([0.0] * len(ranks) for _ in range(3))
+        width = self.gradient_width
         for unit, num_bytes in zip(self._units(), self.gradient_bytes(), strict=True):
-            split = min(_split(stage.mesh) for stage in unit.held)
+            own = num_bytes / min(_split(stage.mesh) for stage in unit.held)
             domains = self._domains(unit)
             many, link = len(domains), self._link_between([near for near, _ in domains])
             for near, ways in domains:
                 far_s = sums_part(self.plan.sums, width) * byte_s(link) * 2 * (many - 1) / many
-                round_s = byte_s(self.link(near)) * 2 * (ways - 1) / ways
+                around = self.link(near)
+                round_s = byte_s(around) * 2 * (ways - 1) / ways
+                late_s = 2 * (ways - 1) * around.latency_ms + 2 * link.latency_ms
                 for rank in near:
-                    spent[rank] += num_bytes / split * (round_s + far_s / ways)
-        return max(spent)
+                    spent[rank] += own * (round_s + far_s / ways)
+                    late[rank] += own * late_s / 1e3
+                    sent[rank] += own
+        return max(spent[n] + late[n] / min(max(sent[n], 1.0), BUCKET_BYTES) for n in ranks)
 
     def _link_between(self, domains: Sequence[Sequence[int]]) -> LinkEntry:
         """The slowest link from one domain to another."""
         pairs = (product(*both) for both in combinations(domains, 2))
-        rates = [self._link(*ranks).gbit for ranks in chain.from_iterable(pairs)]
-        return LinkEntry(gbit=min((rate for rate in rates if rate is not None), default=None))
+        return slowest_of(self._link(*ranks) for ranks in chain.from_iterable(pairs))
 
     def _speed(self, rank: int) -> float:
         return self.cluster.by_rank[rank][1].speed
@@ -338,6 +342,14 @@ class _Unit(NamedTuple):
 def _split(mesh: Mesh) -> int:
     """Parts into which each layer's parameters are divided."""
     return len(mesh.ranks) // mesh.sample_ways
+
+
+def slowest_of(links: Iterable[LinkEntry]) -> LinkEntry:
+    """As slow as the slowest, and as late as what is latest."""
+    every = [*links]
+    rates = [link.gbit for link in every if link.gbit is not None]
+    late = max((link.latency_ms for link in every), default=0.0)
+    return LinkEntry(gbit=min(rates, default=None), latency_ms=late)
 
 
 def byte_s(link: LinkEntry) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -168,12 +168,18 @@ class Links:
     """One message over a channel."""
     pairs: Mapping[tuple[int, int], float]
     """Seconds for a byte of a collective between two ranks, the lower one first."""
+    late: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """Seconds that a message between two ranks takes longer, likewise; 0 where nothing is said."""
     sums: float = 1.0
     """Of what domains send each other, the part that is left where it is cast."""
 
     def seconds_per_byte(self, group: Sequence[int]) -> float:
         """A ring is as slow as its slowest link."""
         return max((self.pairs[pair] for pair in combinations(group, 2)), default=0.0)
+
+    def latency_s(self, group: Sequence[int]) -> float:
+        """Of one turn of a ring."""
+        return max((self.late.get(pair, 0.0) for pair in combinations(group, 2)), default=0.0)
 
 
 class VirtualComm(Comm):
@@ -239,7 +245,7 @@ class VirtualComm(Comm):
             return super().all_reduce(tensor, name=name, group=group, wait=wait, largest=largest)
         self._stamp(tensor.view(1, -1), group)
         done = super().all_reduce(tensor, name=name, group=group, wait=False)
-        return self._carry(name, group, done, 2 * tensor.nbytes, [tensor[: len(group)]])
+        return self._carry(name, group, done, [tensor.nbytes] * 2, [tensor[: len(group)]])
 
     def reduce_scatter(
         self,
@@ -254,7 +260,7 @@ class VirtualComm(Comm):
             if segment.numel():
                 self._stamp(segment.view(1, -1), group)
         done = super().reduce_scatter(flat, own, name=name, group=group, sizes=sizes)
-        return self._carry(name, group, done, flat.nbytes, [own[: len(group)]])
+        return self._carry(name, group, done, [flat.nbytes], [own[: len(group)]])
 
     def all_gather(
         self, flat: Tensor, *, name: str, group: tuple[int, ...], sizes: Sequence[int] = ()
@@ -262,7 +268,7 @@ class VirtualComm(Comm):
         segments = torch.split(flat, list(sizes_of(flat, group, sizes)))
         segments[group.index(self.rank)][:1] = now()
         done = super().all_gather(flat, name=name, group=group, sizes=sizes)
-        return self._carry(name, group, done, flat.nbytes, [each[:1] for each in segments])
+        return self._carry(name, group, done, [flat.nbytes], [each[:1] for each in segments])
 
     def trading(
         self, sent: Parts, received: Parts, *, channel: Channel, name: str
@@ -290,10 +296,11 @@ class VirtualComm(Comm):
         return begin
 
     def _trade_s(self, parts: Parts) -> float:
-        pairs = self._modelled.pairs
+        links = self._modelled
         by_peer = ((min(self.rank, peer), max(self.rank, peer)) for peer, _ in parts)
-        both = zip(by_peer, parts, strict=True)
-        return self._modelled.sums * sum(pairs[pair] * part.nbytes for pair, (_, part) in both)
+        both = [*zip(by_peer, parts, strict=True)]
+        carried_s = links.sums * sum(links.pairs[pair] * part.nbytes for pair, (_, part) in both)
+        return carried_s + max((links.late.get(pair, 0.0) for pair, _ in both), default=0.0)
 
     def gathering(self, flat: Tensor, *, name: str, group: tuple[int, ...]) -> Callable[[], Finish]:
         """As ``all_gather``, begun by a thread of its own."""
@@ -325,14 +332,15 @@ class VirtualComm(Comm):
         name: str,
         group: tuple[int, ...],
         done: Finish,
-        num_bytes: int,
+        rounds: Sequence[int],
         stamps: Sequence[Tensor],
     ) -> Finish:
-        """``done``, but not before the links have carried ``(p - 1) / p`` of the bytes.
+        """``done``, but not before the links have carried ``(p - 1) / p`` of the bytes of each time
+        round.
 
         ``stamps``: when those called that have something of it, as soon as it is done.
         """
-        seconds = self._ring_s(num_bytes, group)
+        seconds = sum(self._ring_s(num_bytes, group) for num_bytes in rounds)
         self.carried_s[name] += seconds
 
         def finish() -> None:
@@ -346,6 +354,8 @@ class VirtualComm(Comm):
         return finish
 
     def _ring_s(self, num_bytes: float, group: Sequence[int]) -> float:
-        """Until the links have carried ``(p - 1) / p`` of the bytes."""
-        size = len(group)
-        return self._modelled.seconds_per_byte(group) * num_bytes * (size - 1) / size
+        """Until the links have carried ``(p - 1) / p`` of the bytes, in as many turns."""
+        turns, links = len(group) - 1, self._modelled
+        return turns * (
+            links.seconds_per_byte(group) * num_bytes / len(group) + links.latency_s(group)
+        )
