@@ -1,12 +1,14 @@
 """Faults as people write them."""
 
-from typing import Any
+import signal
+from typing import Any, cast
 
 import pytest
 from lab.lab_cases import TWO
 
 from weft.config.errors import ConfigError
-from weft.lab.faults import EXAMPLES, parse_fault
+from weft.lab.faults import EXAMPLES, Appointment, parse_fault
+from weft.lab.lab import Lab
 
 HINT = "For example: 'step=20 kill host=h2'."
 
@@ -84,3 +86,58 @@ def test_what_is_refused(text: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_fault(text, TWO)
     assert str(caught.value) == f"--fault = {text!r}: expected {expected}. {HINT}"
+
+
+class Done:
+    """A lab that writes down what faults do to it."""
+
+    def __init__(self) -> None:
+        self.cluster, self.groups, self.network, self.disk = TWO, self, self, self
+        self.done: list[object] = []
+
+    def set_speed(self, rank: int, speed: float) -> None:
+        self.done.append((rank, speed))
+
+    def signal(self, rank: int, number: int) -> None:
+        self.done.append((rank, signal.Signals(number).name))
+
+    def stop_rank(self, rank: int, for_good: str) -> None:
+        self.done.append((rank, "SIGSTOP"))
+
+    def cut(self, one: int, other: int, *, mend: bool = False) -> None:
+        self.done.append("mended" if mend else "cut")
+
+
+NOMINAL = 0.5
+MEETING: dict[str, tuple[list[str], list[object]]] = {
+    "a shorter one inside a longer one": (
+        ["at=1s slow rank=0 to=0.2 for=9s", "at=3s slow rank=0 to=0.3 for=2s"],
+        [(0, 0.2), (0, 0.3), (0, 0.2), (0, NOMINAL)],
+    ),
+    "one that outlasts the other": (
+        ["at=1s slow rank=0 to=0.2 for=4s", "at=3s slow rank=0 to=0.3 for=5s"],
+        [(0, 0.2), (0, 0.3), (0, 0.3), (0, NOMINAL)],
+    ),
+    "another rank": (
+        ["at=1s slow rank=0 to=0.2 for=4s", "at=3s slow rank=1 to=0.3 for=5s"],
+        [(0, 0.2), (1, 0.3), (0, NOMINAL), (1, 0.4)],
+    ),
+    "stopped for good": (
+        ["at=1s stop rank=1", "at=2s stop rank=1 for=2s"],
+        [(1, "SIGSTOP"), (1, "SIGSTOP")],
+    ),
+    "a link, named either way": (
+        ["at=1s cut link=h1-h2 for=6s", "at=2s cut link=h2-h1 for=2s"],
+        ["cut", "cut", "mended"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MEETING)
+def test_of_two_faults_on_one_thing_the_other_holds_when_one_is_over(name: str) -> None:
+    texts, expected = MEETING[name]
+    every, lab = [Appointment(parse_fault(text, TWO)) for text in texts], Done()
+    for now_s in range(15):
+        for each in every:
+            each.keep(float(now_s), 0, cast(Lab, lab), lambda _: None, beside=every)
+    assert lab.done == expected

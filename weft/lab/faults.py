@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal, get_args
@@ -62,6 +62,11 @@ class Fault:
     link: tuple[int, int] | None = None
     """Numbers of two hosts."""
     speed: float | None = None
+
+    def meets(self, other: Fault) -> bool:
+        """Both do the same to one thing."""
+        each = ((o.verb, o.host, o.rank, frozenset(o.link or ())) for o in (self, other))
+        return next(each) == next(each)
 
 
 def parse_fault(text: str, cluster: ClusterFile) -> Fault:
@@ -152,8 +157,21 @@ class Appointment:
     """The last step that the metrics of the run held then."""
     undone_s: float | None = None
 
-    def keep(self, now_s: float, step: int, lab: Lab, say: Say) -> None:
-        """Do the fault, or undo it, when it is time."""
+    @property
+    def is_there(self) -> bool:
+        return self.happened_s is not None and self.undone_s is None
+
+    def keep(
+        self,
+        now_s: float,
+        step: int,
+        lab: Lab,
+        say: Say,
+        *,
+        beside: Sequence[Appointment] = (),
+    ) -> None:
+        """Do the fault, or undo it, when it is time; of what others of ``beside`` do to the same
+        thing, the last that came then holds."""
         fault = self.fault
         if self.happened_s is None:
             at_s = inf if fault.at_s is None else fault.at_s
@@ -164,8 +182,12 @@ class Appointment:
             return
         lasts_s = inf if fault.for_s is None else fault.for_s
         if self.undone_s is None and now_s >= self.happened_s + lasts_s:
-            _carry_out(fault, lab, undo=True)
             self.undone_s = now_s
+            others = [each for each in beside if each.is_there and each.fault.meets(fault)]
+            if not others:
+                _carry_out(fault, lab, undo=True)
+            elif fault.verb == "slow":
+                _carry_out(max(others, key=lambda each: each.happened_s or 0.0).fault, lab)
             say(f"{now_s:.1f} s, after step {step}: over: {fault.text}")
 
 
