@@ -1,5 +1,6 @@
 """Training in the lab: unlike chips and a slow link between them change no number."""
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import chdir
@@ -44,3 +45,9 @@ def test_the_lab_computes_what_weft_computes(here: Path, capfd: pytest.CaptureFi
     assert re.search(r"after step 1 was used: rank 0 \d+%, rank 1 \d+%", printed.err)
     assert commands.numbers(here / "mixed") == commands.numbers(here / "plain")
     assert own_labs() == []
+    other = ["weft", "train", "tiny.yaml", "batch.samples=28"]
+    assert run(["lab", "cluster.yaml", "--out", "mixed", "--", *other]) == 2
+    assert "batch.samples = 28: expected" in " ".join(capfd.readouterr().err.split())
+    earlier = json.loads((here / "mixed/lab/1/lab.json").read_text())
+    assert earlier["exit_code"] == 0 and len(earlier["faults"]) == 1
+    assert (here / "mixed/lab/1/rank1.log").exists()

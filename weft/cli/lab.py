@@ -86,7 +86,7 @@ def lab(
             _tell_start(described)
         run_virtual(asked_for, plays=virtual, json=json)
         return
-    words = _command(command)
+    words = _command(command, out_dir)
     if reason := why_not_here():
         offer = "With --virtual, chips are processes that sleep for modelled time."
         hint = f"No lab can be built here: {reason}. {offer}"
@@ -115,21 +115,21 @@ def say(text: str) -> None:
     err.print(f"[lab] {text}", style="cyan")
 
 
-def _command(words: Sequence[str] | None) -> tuple[str, ...]:
-    """The command; ``weft`` is the one that runs here, whatever the search path says."""
+def _command(words: Sequence[str] | None, out_dir: Path | None) -> tuple[str, ...]:
+    """The command; ``weft`` is the one that runs here, whatever the search path says, and ``weft
+    train`` writes to the lab's folder where it names none."""
     if not words:
         hint = "For example: weft lab CLUSTER.yaml -- weft train debug --out runs/mixed."
         raise ConfigError("COMMAND", None, "a command after `--`", hint)
     first = [sys.executable, "-m", "weft"] if words[0] == "weft" else [words[0]]
-    return (*first, *words[1:])
+    trains = [*words[:2]] == ["weft", "train"] and out_dir and not _folder_in(words)
+    return (*first, *words[1:], *(["--out", str(out_dir)] if trains else []))
 
 
 def _run_folder(given: Path | None, words: Sequence[str]) -> Path:
     """The command's, if it says one; faults wait for the steps that are written there. It is made
     where there is none."""
-    pairs = ((*word.partition("=")[::2], after) for word, after in pairwise([*words, ""]))
-    said = (value or after for name, value, after in pairs if name == "--out")
-    own = next((Path(folder) for folder in said if folder), None)
+    own = _folder_in(words)
     if own is None and given is None:
         hint = "The command has none: all ranks of a job write to one folder."
         raise ConfigError("--out", None, "a run folder, for logs and lab.json", hint)
@@ -138,6 +138,13 @@ def _run_folder(given: Path | None, words: Sequence[str]) -> Path:
     folder = own or given or Path()
     folder_to_write("--out", folder)
     return folder
+
+
+def _folder_in(words: Sequence[str]) -> Path | None:
+    """What a command says of its run folder."""
+    pairs = ((*word.partition("=")[::2], after) for word, after in pairwise([*words, ""]))
+    said = (value or after for name, value, after in pairs if name == "--out")
+    return next((Path(folder) for folder in said if folder), None)
 
 
 def _refuse_idle(virtual: bool | None, out_dir: Path | None, grace: float, gflops: float) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def rehearse(asked: Rehearsal, say: Say) -> Outcome:
     steps = Steps(asked.out / "metrics.jsonl")
     faults = [Appointment(fault) for fault in asked.faults]
     with _alone_in(asked.out / LOGS), interrupts.handlers(), lab.built():
+        _put_away(asked.out)
         lab.start(asked.command, asked.out, quiet=asked.quiet)
         begun = time.monotonic()
         _record(asked, lab, faults, None)
@@ -84,7 +86,7 @@ def rehearse(asked: Rehearsal, say: Say) -> Outcome:
             if steps.look() > moments[-1].step:
                 moments.append(Moment(steps.last, now_s, lab.used_s()))
             for each in faults:
-                each.keep(now_s, steps.last, lab, say)
+                each.keep(now_s, steps.last, lab, say, beside=faults)
             time.sleep(LOOK_S)
     lab.look(time.monotonic() - begun)
     code = exit_code(lab.ranks, was_stopped=interrupts.times > 0)
@@ -115,6 +117,17 @@ def _alone_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def _put_away(out: Path) -> None:
+    """What an earlier lab recorded of this run goes into a folder of its own beside the logs."""
+    if not (out / RECORD).exists():
+        return
+    logs = out / LOGS
+    number = next(n for n in count(1) if not (logs / str(n)).exists())
+    (logs / str(number)).mkdir()
+    for file in (out / RECORD, *(each for each in logs.iterdir() if each.is_file())):
+        file.replace(logs / str(number) / file.name)
 
 
 class _Watch:
