@@ -126,8 +126,8 @@ def test_a_killed_lab_takes_its_ranks_along_and_clean_removes_the_rest(
 def test_the_command_is_the_one_that_runs_here(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """`weft` needs no search path; with --json, standard output is one object. What trains writes to
-    the lab's folder."""
+    """`weft` needs no search path; with --json, standard output is one object. What trains
+    writes to the lab's folder."""
     (tmp_path / "two.yaml").write_text(CLUSTER.replace(", memory_gib: 0.2", ""))
     words = ["lab", str(tmp_path / "two.yaml"), "--out", str(tmp_path), "--json"]
     assert run([*words, "--", "weft", "train", "no-such-recipe"]) == 2

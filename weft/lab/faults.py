@@ -183,12 +183,15 @@ class Appointment:
         lasts_s = inf if fault.for_s is None else fault.for_s
         if self.undone_s is None and now_s >= self.happened_s + lasts_s:
             self.undone_s = now_s
-            others = [each for each in beside if each.is_there and each.fault.meets(fault)]
-            if not others:
-                _carry_out(fault, lab, undo=True)
-            elif fault.verb == "slow":
-                _carry_out(max(others, key=lambda each: each.happened_s or 0.0).fault, lab)
+            self._undo(lab, [o for o in beside if o.is_there and o.fault.meets(fault)])
             say(f"{now_s:.1f} s, after step {step}: over: {fault.text}")
+
+    def _undo(self, lab: Lab, others: Sequence[Appointment]) -> None:
+        """``others``: what is still there of the same."""
+        if not others:
+            _carry_out(self.fault, lab, undo=True)
+        elif self.fault.verb == "slow":
+            _carry_out(max(others, key=lambda each: each.happened_s or 0.0).fault, lab)
 
 
 def _carry_out(fault: Fault, lab: Lab, *, undo: bool = False) -> None:

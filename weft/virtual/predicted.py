@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from weft.cluster.cluster_file import ClusterFile, LinkEntry
 from weft.config.errors import ConfigError
 from weft.cost.choice import Group, by_layer, choice_of, dtype_of
+from weft.cost.memory import BUCKET_BYTES
 from weft.cost.rates import Roofline, compute_seconds
 from weft.cost.sends import border_bytes, border_times, layer_sends, ranks_of, sums_part
 from weft.cost.times import BorderTimes, StageTimes
@@ -26,7 +27,6 @@ from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
 from weft.cost.work import StageWork, layers_by_kind, width_of
 from weft.models.registry import param_specs, shape_of
-from weft.parallel.buckets import BUCKET_BYTES
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
