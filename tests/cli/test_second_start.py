@@ -76,3 +76,15 @@ def test_numbers_after_a_second_start_are_of_its_steps(
     assert {each["step_s"] for each in waits} == {fmean(step.step_time_s for step in mine)}
     assert all(sum(each["waits_s"].values()) <= each["step_s"] for each in waits)
     assert "report.html" not in capsys.readouterr().out, "there is none"
+
+
+def test_a_finished_run_whose_records_are_lost_ends_well(here: Path) -> None:
+    """Its checkpoints were kept elsewhere: nothing is left to train, nor to tell of steps."""
+    asked = ["train", "tiny.yaml", "--out", "mine", "--quiet", "--steps", "3"]
+    to = f"checkpoint.to={here / 'stored'}"
+    assert run([*asked, to]) == 0
+    shutil.rmtree(here / "mine")
+    assert run([*asked, to]) == 0
+    summary = json.loads((here / "mine/summary.json").read_text())
+    assert (summary["step"], summary["waits"]) == (3, [])
+    assert summary["held_out"]["loss"] > 0

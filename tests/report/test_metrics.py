@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -276,3 +277,22 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.write(eval_metrics(1))
     writer.close()
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+@pytest.mark.parametrize("how", ["removed", "renamed"])
+def test_a_run_folder_that_is_gone_is_begun_again(tmp_path: Path, how: str) -> None:
+    """Lines that go into a file without a name are lost, and whoever reads them finds none."""
+    told: list[str] = []
+    path = tmp_path / "run/metrics.jsonl"
+    path.parent.mkdir()
+    writer = JsonlWriter(path, None, told.append)
+    evals = [EvalMetrics(step=n, eval_loss=1.0, eval_tokens=1, elapsed_s=0.0) for n in range(4)]
+    writer.write(evals[0])
+    shutil.rmtree(path.parent) if how == "removed" else path.parent.rename(tmp_path / "away")
+    for each in evals[1:]:
+        writer.write(each)
+    writer.close()
+    assert read_metrics(path)[1] == evals[1:]
+    assert told == [f"{path} was removed or renamed: steps from here on are in a new one"]
+    if how == "renamed":
+        assert read_metrics(tmp_path / "away/metrics.jsonl")[1] == evals[:1]

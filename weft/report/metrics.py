@@ -16,6 +16,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -136,7 +137,7 @@ class JsonlWriter(Writer):
         if resume_after is not None and path.exists():
             kept = [line for line, record in _records(path) if record["step"] <= resume_after]
         replace_text(path, "".join(f"{line}\n" for line in kept))
-        self._file = path.open("ab", buffering=0)
+        self._path, self._file = path, path.open("ab", buffering=0)
         self._waiting, self._tell = b"", tell
 
     def write(self, metrics: StepMetrics | EvalMetrics) -> None:
@@ -158,11 +159,24 @@ class JsonlWriter(Writer):
     def _written(self) -> OSError | None:
         """All that waits, as far as it can be written; why not all of it."""
         try:
+            self._stay_at_path()
             while self._waiting:
                 self._waiting = self._waiting[self._file.write(self._waiting) :]
         except OSError as error:
             return error
         return None
+
+    def _stay_at_path(self) -> None:
+        """Where somebody removed or renamed the file, what follows goes into a new one, as what is
+        written beside it does."""
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+                return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file.close()
+        self._file = self._path.open("ab", buffering=0)
+        if self._tell is not None:
+            self._tell(f"{self._path} was removed or renamed: steps from here on are in a new one")
 
 
 def read_metrics(path: Path) -> tuple[list[StepMetrics], list[EvalMetrics]]:

@@ -109,6 +109,8 @@ def _waits(
 ) -> list[dict[str, Any]]:
     """Where each rank that waits is, and for what it waits in a step of so many seconds: means of
     the same steps, so that no part is above the whole."""
+    if not steps:
+        return []
     step_s = fmean(step.step_time_s for step in steady(steps))
     found = []
     for rank, each in enumerate(used):
