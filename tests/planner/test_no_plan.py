@@ -103,3 +103,14 @@ def test_no_samples_for_the_ranks() -> None:
         "much memory they had. No meshes fill chips (there are 8) with the samples of a step "
         "(1): more samples, or fewer chips, would do."
     )
+
+
+def test_what_is_short_by_thousands_of_times_is_memory_too() -> None:
+    """Nothing is said of samples, of which more would not do."""
+    small = replace(A100, name="Small", memory_gib=4)
+    cluster = ClusterView((ChipPool(chip=small, num_nodes=1, chips_per_node=1),))
+    workload = replace(LARGE, spec=SIZES["llama3-405b"], samples=8)
+    with pytest.raises(NoPlan, match=r"expected chips with enough memory.*It would fit") as caught:
+        search(Problem(workload, cluster, options=Options()))
+    times = float(re.search(r"([\d.]+) times the memory on each chip", str(caught.value))[1])
+    assert times > 1024 and "samples" not in str(caught.value)

@@ -174,6 +174,26 @@ def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, object], tmp_path: Pa
         Record.opened(tmp_path, {})
 
 
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [({"candidate": 1}, "of plan 1, which never ran"), ({"within": -1.0}, "known to -1.0")],
+)
+def test_a_comparison_that_cannot_be_is_refused(
+    wrong: dict[str, object], problem: str, tmp_path: Path
+) -> None:
+    record = Record.opened(tmp_path, {})
+    record.begin()
+    record.add_plans([candidate(0, 1.25), candidate(1, 1.5)], 1.3, 1.5)
+    record.add(Outcome(candidate=0, step_s=1.0), 2.0)
+    record.add_final([Outcome(candidate=0, step_s=1.0)], 3.0)
+    *before, final = record.file.read_text().splitlines()
+    other = json.loads(final)
+    other["outcomes"][0] |= wrong
+    record.file.write_text("\n".join([*before, json.dumps(other), ""]))
+    with pytest.raises(ConfigError, match=rf"trials\.jsonl:4.*{problem}"):
+        Record.opened(tmp_path, {})
+
+
 def test_of_another_job_what_differs_is_said(tmp_path: Path) -> None:
     """Of a plan one number, for all of it does not fit into a line."""
     stages = [{"ranks": list(range(99)), "zero": level} for level in (0, 1)]

@@ -100,6 +100,9 @@ class Record:
                 self.final = []  # of those before
             case "final":
                 self.final = [self._outcome(each) for each in line["outcomes"]]
+                ran = {each.candidate for each in self.outcomes if each.step_s is not None}
+                if odd := {each.candidate for each in self.final} - ran:
+                    raise ValueError(f"a comparison of plan {min(odd)}, which never ran")
         self.used_s = max(self.used_s, line.get("used_s", 0.0))
 
     def _outcome(self, data: object) -> Outcome:
@@ -108,6 +111,8 @@ class Record:
             raise ValueError(f"of plan {found.candidate}, which is not there")
         if found.step_s is not None and not 0 < found.step_s < inf:
             raise ValueError(f"a step of {found.step_s} s")
+        if not found.within >= 0:
+            raise ValueError(f"a ratio known to {found.within}")
         return found
 
     def begin(self) -> None:

@@ -19,7 +19,9 @@ Attempt = Callable[[Problem], Candidate | None]
 """Any plan that fits, if there is one."""
 
 _MOST = 1024
-"""Times the memory, or the nodes, beyond which no change is tried."""
+"""Times the nodes, or their memory, beyond which no change is tried."""
+_ENDLESS = 2**30
+"""Times the chips' memory, with which all fits that can be laid over them."""
 _FINE = 1.01
 _PARTS = 64
 """Of what the chips of a node have: the least of its own memory that is tried."""
@@ -34,11 +36,11 @@ def no_plan(attempt: Attempt, problem: Problem) -> NoPlan:
         tried = (attempt(lean.with_memory(times)) for lean in reversed(leans))
         return next(filter(None, tried), None)
 
-    factor = _smallest(lambda times: least_at(times) is not None)
+    factor = _smallest(lambda times: least_at(times) is not None, most=_ENDLESS)
     names = [pool.chip.name for pool in problem.cluster.pools]
     if factor is None:
         pools = tuple(replace(pool, host_gib=inf) for pool in problem.cluster.pools)
-        if attempt(leans[0].on(ClusterView(pools)).with_memory(_MOST)) is not None:
+        if attempt(leans[0].on(ClusterView(pools)).with_memory(_ENDLESS)) is not None:
             expected = "nodes with room in their memory for what is to wait there"
             return NoPlan("cluster", names, expected, "Say what they have: host_gib of pools.")
         expected = "chips that the model can be laid over, however much memory they had"
@@ -139,12 +141,12 @@ def _least_room(attempt: Attempt, lean: Problem) -> str:
     return f": {', '.join(names) if len(names) > 1 else next(iter(each.values()))}"
 
 
-def _smallest(fits: Callable[[float], bool]) -> float | None:
+def _smallest(fits: Callable[[float], bool], most: float = _MOST) -> float | None:
     """The smallest factor above 1 that fits, to a hundredth; None where none does."""
     low, high = 1.0, 2.0
     while not fits(high):
         low, high = high, 2 * high
-        if high > _MOST:
+        if high > most:
             return None
     while high / low > _FINE:
         middle = (low * high) ** 0.5
