@@ -116,6 +116,13 @@ def test_large_clusters_have_few_choices(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (len(choices), max(choices)) == (many - 1, (500, 235))
 
 
+def test_of_one_machine_all_chips_are_hired() -> None:
+    beside, apart = problem((5.0, 1.0), (1, 2)).cluster.pools
+    both = [replace(each, num_nodes=1, node="desk") for each in (beside, apart)]
+    choices = set(_choices(ClusterView((both[0], apart, both[1]))))
+    assert choices == {(1, 0, 1), (1, 1, 1), (1, 2, 1), (0, 1, 0), (0, 2, 0)}
+
+
 def test_what_cannot_be() -> None:
     """No plan is so fast; a price is not known; nothing holds the model."""
     asked = problem((2.5, 1.3), (1, 1))

@@ -102,6 +102,26 @@ def test_no_other_whole_nodes_are_cheaper(
     assert mix(cluster, need) == found
 
 
+@pytest.mark.parametrize("need", [1e14, 1.5e15, 3e15, 5e15])
+@pytest.mark.parametrize("prices", [(9.0, 1.0, 2.0), (1.0, 9.0, 2.0), (3.0, 3.0, 2.0)])
+def test_of_one_machine_all_chips_are_taken(prices: tuple[float, ...], need: float) -> None:
+    """The cheapest of all whole machines, of which one has chips of two kinds."""
+    kinds, nodes, names = (H100, A100, A100), (1, 1, 4), ("desk", "desk", "")
+    pools = [
+        ChipPool(chip=chip, num_nodes=n, chips_per_node=4, price_per_hour=price, node=node)
+        for chip, n, price, node in zip(kinds, nodes, prices, names, strict=True)
+    ]
+    found = mix(ClusterView(tuple(pools)), need)
+    every = [
+        [replace(p, num_nodes=n) for p, n in zip(found.parts, (desk, desk, others), strict=True)]
+        for desk, others in product(range(2), range(5))
+    ]
+    enough = [each for each in every if sum(part.total_flops for part in each) >= need]
+    assert found.parts[0].num_nodes == found.parts[1].num_nodes and found.flops_s >= need
+    least = min(sum(part.total_cost for part in each) for each in enough)
+    assert found.cost == pytest.approx(least)
+
+
 def test_large_pools_are_quick_and_exact() -> None:
     """Thousands of nodes of four kinds; what is left over is less than a node."""
     kinds = [("H100-SXM5-80GB", 2.5), ("A100-SXM4-80GB", 1.3), ("L40S", 0.6), ("Ascend-910B", 1.0)]

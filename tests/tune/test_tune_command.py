@@ -174,13 +174,9 @@ def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, object], tmp_path: Pa
         Record.opened(tmp_path, {})
 
 
-@pytest.mark.parametrize(
-    ("wrong", "problem"),
-    [({"candidate": 1}, "of plan 1, which never ran"), ({"within": -1.0}, "known to -1.0")],
-)
-def test_a_comparison_that_cannot_be_is_refused(
-    wrong: dict[str, object], problem: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("wrong", [{"candidate": 1}, {"within": -1.0}])
+def test_a_comparison_that_cannot_be_is_refused(wrong: dict[str, object], tmp_path: Path) -> None:
+    """Of a plan that never ran, or known better than exactly."""
     record = Record.opened(tmp_path, {})
     record.begin()
     record.add_plans([candidate(0, 1.25), candidate(1, 1.5)], 1.3, 1.5)
@@ -190,7 +186,7 @@ def test_a_comparison_that_cannot_be_is_refused(
     other = json.loads(final)
     other["outcomes"][0] |= wrong
     record.file.write_text("\n".join([*before, json.dumps(other), ""]))
-    with pytest.raises(ConfigError, match=rf"trials\.jsonl:4.*{problem}"):
+    with pytest.raises(ConfigError, match=r"trials\.jsonl:4"):
         Record.opened(tmp_path, {})
 
 

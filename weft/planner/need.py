@@ -117,6 +117,13 @@ class Mix:
         """With all nodes of all pools."""
         return sum(replace(p, num_nodes=p.pool.num_nodes).total_flops for p in self.parts)
 
+    def with_nodes(self, some: Sequence[int], nodes: int) -> Mix:
+        """With so many of each of these pools."""
+        parts = enumerate(self.parts)
+        return replace(
+            self, parts=tuple(replace(p, num_nodes=nodes) if n in some else p for n, p in parts)
+        )
+
     def sentences(self) -> Iterator[str]:
         """For people."""
         for part in self.parts:
@@ -191,20 +198,27 @@ def _cheapest(mix: Mix, order: Sequence[int], need: float, best: Mix | None = No
         return mix if best is None or _rank(mix) < _rank(best) else best
     if not order:
         return best
-    number, *others = order
-    part = mix.parts[number]
-    node = part.pool.chips_per_node * part.flops_s
+    part = mix.parts[order[0]]
+    machine = [n for n in order if n == order[0] or _share_a_node(part, mix.parts[n])]
+    others = [n for n in order if n not in machine]
+    node = sum(mix.parts[n].pool.chips_per_node * mix.parts[n].flops_s for n in machine)
     for nodes in range(min(ceil(left / node), part.pool.num_nodes), -1, -1):
-        taken = replace(part, num_nodes=nodes)
-        rest = left - taken.total_flops
+        taken = mix.with_nodes(machine, nodes)
+        rest = need - taken.flops_s
         if best is not None and others and rest > 0:
             after = mix.parts[others[0]]
-            least = mix.cost + taken.total_cost + rest * after.cost / after.flops_s
+            least = taken.cost + rest * after.cost / after.flops_s
             if least > best.cost * (1 + 1e-9):
+                if len(machine) > 1:
+                    continue  # others may cost less than all of it
                 break  # fewer of the cheap nodes only cost more
-        parts = (*mix.parts[:number], taken, *mix.parts[number + 1 :])
-        best = _cheapest(replace(mix, parts=parts), others, need, best)
+        best = _cheapest(taken, others, need, best)
     return best
+
+
+def _share_a_node(one: NodesTaken, other: NodesTaken) -> bool:
+    """Of which all is hired or nothing."""
+    return bool(one.pool.node) and one.pool.node == other.pool.node
 
 
 def _rank(mix: Mix) -> tuple[float, int, float]:

@@ -205,7 +205,14 @@ def _choices(cluster: ClusterView) -> Iterator[tuple[int, ...]]:
         stairs = [_stairs(number, step) for number in most]
         if prod(map(len, stairs)) <= MOST_CHOICES:
             break
-    return filter(any, product(*stairs))
+    named = [pool.node for pool in cluster.pools]
+    machines = [[n for n, node in enumerate(named) if node == name] for name in {*named} - {""}]
+
+    def is_whole(nodes: Sequence[int]) -> bool:
+        """Of a node that several pools are in, all is taken or nothing."""
+        return all(len({nodes[n] for n in machine}) == 1 for machine in machines)
+
+    return filter(is_whole, filter(any, product(*stairs)))
 
 
 def _stairs(most: int, step: int) -> list[int]:
