@@ -143,8 +143,9 @@ class Member:
             host, _ = self._address.master
             raise RunError(
                 f"node 0 ({host}), which guides this job, is gone: {self._link.lost}; the ranks of "
-                "this machine were ended. The same command on every machine goes on from the last "
-                "checkpoint"
+                "this machine were ended. If it still runs, it gave this machine up, as after a "
+                "pause of recovery.heartbeat_s: give this machine's command again. Else the same "
+                "command on every machine goes on from the last checkpoint"
             )
 
     def _obey(self, words: Words) -> None:
