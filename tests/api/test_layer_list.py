@@ -229,8 +229,9 @@ def test_a_plan_that_cuts_layers_is_refused() -> None:
 
 
 def test_a_split_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="2 counts that add up to 4"):
-        alone(by=[1, 2], meshes=2)
+    for counts_of in ([1, 2], ["a", "b"], [2.0, 2.0]):
+        with pytest.raises(ConfigError, match="2 counts that add up to 4"):
+            alone(by=counts_of, meshes=2)
     with pytest.raises(ConfigError, match="at least one for each of 10"):
         alone(meshes=5, schedule="interleaved")
     with pytest.raises(ConfigError, match='"uniform", "parameters", or the layers'):

@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 from collections import UserDict
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -256,6 +257,23 @@ def test_refusals_name_the_way_out() -> None:
     momentum.step()
     with pytest.raises(ConfigError, match="Weave first"):
         weft.weave(model, momentum)
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_a_step_without_gradients_is_refused(without: Callable[[], Any]) -> None:
+    model, sgd = model_and_optimizer()
+    engine = weft.weave(model, sgd, loss=squares)
+    batch = torch.randn(4, 3), torch.zeros(4, 2)
+    with without(), pytest.raises(ConfigError, match=r"engine.step = .*torch.no_grad.*eval_batch"):
+        engine.step(batch)
+    engine.step(batch)
+
+
+def test_what_is_no_state_is_refused() -> None:
+    engine = weft.weave(*model_and_optimizer(), loss=squares)
+    for state in (None, [], {"optimizer": {}}):
+        with pytest.raises(ConfigError, match=r"state = \[.*expected optimizer, places and exact"):
+            engine.load_state_dict(state)  # type: ignore[arg-type]
 
 
 def test_a_model_that_is_woven_is_not_woven_again() -> None:

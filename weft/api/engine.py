@@ -18,6 +18,7 @@ from weft.api.owned import Owned
 from weft.api.refusals import (
     facts_of,
     number_of,
+    refuse_no_grad,
     refuse_odd_weights,
     refuse_other_state,
     refuse_schedule,
@@ -124,6 +125,7 @@ class WovenEngine:
                 of one process; a call before ended in an error, and there are other processes. The
                 parameters are what they were.
         """
+        refuse_no_grad("engine.step")
         self._begin("step")
         self._outside.take_in()
         self._groups.take_in()

@@ -289,7 +289,8 @@ def _counts(
 ) -> list[int]:
     """Layers of each stage."""
     if not isinstance(by, str):
-        if len(by) != stages or sum(by) != len(layers):
+        whole = all(isinstance(each, int) for each in by)
+        if not whole or len(by) != stages or sum(by) != len(layers):
             expected = f"{stages} counts that add up to {len(layers)}"
             raise ConfigError("by", list(by), expected)
         return list(by)

@@ -135,8 +135,8 @@ def refuse_other_state(state: Mapping[str, Any], places: Sequence[str], own: Nam
         ConfigError: it is not; ``places``: what this process updates, ``own``: its exact values.
     """
     hint = "Each process loads what its engine.state_dict() was."
-    if {*state} != {"optimizer", "places", "exact"}:
-        raise ConfigError("state", sorted(state), "optimizer, places and exact", hint)
+    if not isinstance(state, Mapping) or {*state} != {"optimizer", "places", "exact"}:
+        raise ConfigError("state", [*map(str, state or ())], "optimizer, places and exact", hint)
     for given, own_place in zip_longest(state["places"], places):
         if given != own_place:
             next_ = own_place or "no more"
@@ -147,6 +147,14 @@ def refuse_other_state(state: Mapping[str, Any], places: Sequence[str], own: Nam
     if odd := sorted(exact.items() ^ wanted.items()):
         expected = f"the {len(wanted)} exact values of this process, by this plan and precision"
         raise ConfigError("state.exact", odd[0][0], expected, hint)
+
+
+def refuse_no_grad(call: str) -> None:
+    """Nothing would come of backward."""
+    if not torch.is_grad_enabled():
+        expected = "with gradients: outside of torch.no_grad() and torch.inference_mode()"
+        hint = "engine.eval_batch needs none."
+        raise ConfigError(call, "without gradients", expected, hint)
 
 
 def refuse_woven(where: str, model: nn.Module) -> None:
