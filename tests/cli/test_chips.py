@@ -66,6 +66,9 @@ def test_what_was_measured_is_shown(
     assert run(["chips", "profile", "--show"]) == 0
     assert capsys.readouterr().out.startswith(f"no profiles in {tmp_path}: ")
     save_profile(PROFILE, tmp_path / "desk-C1-core.json")
+    for more in (["--quick"], ["--device", "cpu"], ["--out", "x.json"]):
+        assert run(["chips", "profile", "--show", *more]) == 2
+        assert f"{more[0]} = " in capsys.readouterr().err
     assert run(["chips", "profile", "--show"]) == 0
     # 2 x 1000^3 FLOPs in 0.02 s; 10^7 bytes in 0.01 s.
     assert capsys.readouterr().out.splitlines() == [

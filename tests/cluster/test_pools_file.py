@@ -230,7 +230,11 @@ NESTED = (
         (POOL.replace("8}", "0}"), "pools[0].chips_per_node = 0: expected an integer from 1 to "),
         (
             POOL.replace("8}", "8, price_per_hour: -2}"),
-            "pools[0].price_per_hour = -2: expected a number >= 0, or null.\n      at c.yaml:2",
+            "pools[0].price_per_hour = -2: expected a number from 0 to 1000000000, or null.",
+        ),
+        (
+            POOL.replace("8}", "8, price_per_hour: 1.0e+308}"),
+            "pools[0].price_per_hour = 1e+308: expected a number from 0 to 1000000000, or null.",
         ),
         (
             "[1, 2]\n",

@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 from planner.test_cheapest import problem
+from planner.told import Told
 
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
@@ -107,3 +108,9 @@ def test_nothing_trains_more(hours: tuple[float | None, float | None]) -> None:
 def test_chips_that_never_get_a_step_done() -> None:
     with pytest.raises(ConfigError, match=r"pools\.mtbf_hours"):
         most_trained(with_hours(problem((None, None), (1, 1)), 1e-7, 1e-7), 10.0)
+    watch = Told()
+    with pytest.raises(
+        ConfigError, match=r"--restart = 1000000000000.0: expected at most 9e\+10 s, in"
+    ):
+        most_trained(problem((None, None), (1, 1)), 1e12, watch=watch)
+    assert not watch.heard, "before any search"

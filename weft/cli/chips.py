@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -110,6 +110,8 @@ def profile(
     else run. Saved in ~/.cache/weft/profiles, or where WEFT_PROFILES or --out says.
     """
     if show:
+        given = {"--device": device, "--out": out_file, "--quick": quick}
+        _refuse_beside_show(given)
         _show(json=json)
         return
     node = detect_node()
@@ -162,6 +164,13 @@ def calibrate(
 
 
 app.command("topology")(topology)
+
+
+def _refuse_beside_show(given: Mapping[str, object]) -> None:
+    for option, value in given.items():
+        if value and value != "auto":
+            expected = "nothing beside --show, which measures nothing"
+            raise ConfigError(option, str(value), expected)
 
 
 def _show(*, json: bool) -> None:

@@ -52,7 +52,7 @@ class LinkEntry(Section):
 
     gbit: Positive | None = None
     """10^9 bits per second; null is as fast as the machine can."""
-    latency_ms: Number = 0.0
+    latency_ms: Annotated[Number, Field(le=10_000)] = 0.0
     """How much later everything arrives."""
 
 

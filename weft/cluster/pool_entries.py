@@ -87,15 +87,15 @@ class PoolEntry(Section):
     """One chip's part of its node's network, 10^9 bits/s; null is the chip's usual adapter."""
     link_gb_s: Gigabytes | None = None
     """One chip to the others of its node, one way, 10^9 bytes/s; null is the chip's own link."""
-    oversubscription: Annotated[Positive, Field(ge=1)] = 1.0
+    oversubscription: Annotated[Positive, Field(ge=1, le=1e6)] = 1.0
     """How many times the nodes' adapters exceed what the switches above them carry."""
     latency_us: Annotated[Number, Field(le=1_000_000)] = 10.0
     """Of a message between nodes, 10^-6 s."""
     node: Text | None = None
     """Pools that name the same node are in one machine."""
-    price_per_hour: Number | None = None
+    price_per_hour: Annotated[Number, Field(le=1_000_000_000)] | None = None
     """Of one chip, in any currency."""
-    mtbf_hours: Positive | None = None
+    mtbf_hours: Annotated[Positive, Field(le=1_000_000_000)] | None = None
     """Mean time between failures of one chip with its part of the node; null is 50,000 where it is
     asked for (`weft plan --goodput`)."""
     hosts: tuple[Text, ...] = ()

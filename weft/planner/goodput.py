@@ -21,6 +21,8 @@ USUAL_HOURS = 50_000.0
 419 unexpected interruptions in 54 days (Llama 3, arXiv 2407.21783, section 3.3.4)."""
 USUAL_RESTART_S = 120.0
 """From a failure until ranks compute again, where nobody says."""
+DAY_S = 24 * 3600.0
+"""No start takes longer."""
 HALVINGS = 60
 MOST = 500.0
 """Failures expected in the time of a step, from which on none is ever done."""
@@ -151,6 +153,10 @@ def most_trained(
         ConfigError: chips fail so often that none does.
         NoPlan: not even all nodes hold the model.
     """
+    most_s = MOST * 3600 * max(map(_hours, problem.cluster.pools))
+    if restart_s > max(most_s, DAY_S):
+        often = f"at most {most_s:.3g} s, in which even the surest chip fails {MOST:g} times"
+        raise ConfigError("--restart", restart_s, often)
     expected = _Expected(problem, restart_s)
     chosen = some_nodes(problem, expected, watch=watch)
     if not isfinite(chosen.cost):

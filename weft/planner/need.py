@@ -198,27 +198,26 @@ def _cheapest(mix: Mix, order: Sequence[int], need: float, best: Mix | None = No
         return mix if best is None or _rank(mix) < _rank(best) else best
     if not order:
         return best
-    part = mix.parts[order[0]]
-    machine = [n for n in order if n == order[0] or _share_a_node(part, mix.parts[n])]
+    pool = mix.parts[order[0]].pool
+    machine = [n for n in order if n == order[0] or mix.parts[n].pool.node == pool.node != ""]
     others = [n for n in order if n not in machine]
-    node = sum(mix.parts[n].pool.chips_per_node * mix.parts[n].flops_s for n in machine)
-    for nodes in range(min(ceil(left / node), part.pool.num_nodes), -1, -1):
+    node = mix.with_nodes(machine, 1).flops_s - mix.flops_s
+    for nodes in range(min(ceil(left / node), pool.num_nodes), -1, -1):
         taken = mix.with_nodes(machine, nodes)
-        rest = need - taken.flops_s
-        if best is not None and others and rest > 0:
-            after = mix.parts[others[0]]
-            least = taken.cost + rest * after.cost / after.flops_s
-            if least > best.cost * (1 + 1e-9):
-                if len(machine) > 1:
-                    continue  # others may cost less than all of it
-                break  # fewer of the cheap nodes only cost more
-        best = _cheapest(taken, others, need, best)
+        if best is None or not _costs_more(taken, others, need, best):
+            best = _cheapest(taken, others, need, best)
+        elif len(machine) == 1:
+            break  # fewer of the cheap nodes only cost more; others may cost less than a machine
     return best
 
 
-def _share_a_node(one: NodesTaken, other: NodesTaken) -> bool:
-    """Of which all is hired or nothing."""
-    return bool(one.pool.node) and one.pool.node == other.pool.node
+def _costs_more(mix: Mix, others: Sequence[int], need: float, best: Mix) -> bool:
+    """Whatever is taken of other pools, the cheapest compute first."""
+    rest = need - mix.flops_s
+    if not others or rest <= 0:
+        return False
+    after = mix.parts[others[0]]
+    return mix.cost + rest * after.cost / after.flops_s > best.cost * (1 + 1e-9)
 
 
 def _rank(mix: Mix) -> tuple[float, int, float]:
