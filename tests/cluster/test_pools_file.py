@@ -79,6 +79,14 @@ def test_an_own_chip(tmp_path: Path) -> None:
     assert pool.chip.peak_flops("fp16") is None
 
 
+@pytest.mark.parametrize("vendor", ["NVIDIA", "Nvidia", "nvidia"])
+def test_a_vendor_has_one_device_however_it_is_written(vendor: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(OWN.replace("peak_tflops", f"vendor: {vendor}\n    peak_tflops"))
+    (pool,) = read_view(file).pools
+    assert (pool.chip.vendor, pool.chip.device) == ("NVIDIA", "cuda")
+
+
 def test_pools_of_one_machine(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(

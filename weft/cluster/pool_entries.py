@@ -64,7 +64,9 @@ class OwnChip(Section):
 
     def chip(self) -> Chip:
         """As the catalogue holds chips."""
-        own = dict(self) | {"peak_tflops": dict(self.peak_tflops)}
+        known = {chip.vendor.casefold(): chip.vendor for chip in catalogue().values()}
+        vendor = known.get(self.vendor.casefold(), self.vendor)
+        own = dict(self) | {"peak_tflops": dict(self.peak_tflops), "vendor": vendor}
         return Chip(**own, measured_tflops={}, confidence="low")
 
 
