@@ -173,8 +173,8 @@ class JsonlWriter(Writer):
             if os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
                 return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file.close()
-        self._file = self._path.open("ab", buffering=0)
+        gone, self._file = self._file, self._path.open("ab", buffering=0)
+        gone.close()
         if self._tell is not None:
             self._tell(f"{self._path} was removed or renamed: steps from here on are in a new one")
 

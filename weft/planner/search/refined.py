@@ -47,7 +47,8 @@ def refined(
     found += _variants(lists, problem, promising[:MOST_PROMISING])
     if others := promising[MOST_PROMISING:]:
         fastest = min(found, key=_step_s)
-        alike = [each for each in others if _meshes(each) == _meshes(fastest)]
+        meshes = _meshes(fastest)
+        alike = [each for each in others if _meshes(each) == meshes]
         found += _variants([], problem, alike[:MOST_ALIKE], _step_s(fastest))
     best: dict[object, Candidate] = {}
     for candidate in sorted(found, key=_step_s):
