@@ -136,7 +136,8 @@ def refuse_other_state(state: Mapping[str, Any], places: Sequence[str], own: Nam
     """
     hint = "Each process loads what its engine.state_dict() was."
     if not isinstance(state, Mapping) or {*state} != {"optimizer", "places", "exact"}:
-        raise ConfigError("state", [*map(str, state or ())], "optimizer, places and exact", hint)
+        given = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+        raise ConfigError("state", given, "optimizer, places and exact", hint)
     for given, own_place in zip_longest(state["places"], places):
         if given != own_place:
             next_ = own_place or "no more"

@@ -45,7 +45,7 @@ class Checkpoint:
         folder: The checkpoint's own folder.
         index: Its index, as ``read_index`` gave it.
         notes: What a person should know about how it was chosen, one sentence each.
-        run: The folder of the run that it is of, as far as is known.
+        run: The folder of the run that it is of, where that was named.
         opened: Opens a rank's file; None: they lie in the folder.
     """
 
@@ -61,9 +61,17 @@ class Checkpoint:
         self.folder = folder
         self.index = index
         self.notes = notes
-        self.run = run
+        self._run = run
         self._opened = opened or partial(open_file, folder)
         self._files: dict[str, RankFileReader | RemoteRankFile] = {}
+
+    @property
+    def run(self) -> Path | None:
+        """The folder of the run that it is of, as far as is known.
+
+        Raises CheckpointError where the storage does not answer.
+        """
+        return self._run or run_of(self.folder.parent)
 
     def close(self) -> None:
         """Let go of what was opened, and of memory that holds it."""
@@ -219,9 +227,9 @@ def open_checkpoint(path: Place) -> Checkpoint:
             itself is opened or refused, never replaced by another.
     """
     if is_checkpoint(path):
-        return Checkpoint(path, read_index(path), run=run_of(path.parent))
+        return Checkpoint(path, read_index(path))
     root = checkpoints_root(path)
-    run = path if isinstance(path, Path) and root != path else run_of(root)
+    run = path if isinstance(path, Path) and root != path else None
     name = read_latest(root)
     note = f"{root / LATEST} names no checkpoint"
     for folder in candidates(root) if name is not None else ():

@@ -242,11 +242,15 @@ class ClusterView:
         """Where a rank is."""
         return self.pool_of(rank).site
 
+    def sites_of(self, ranks: Sequence[int]) -> tuple[Site | None, ...]:
+        """Where any of the ranks are, each once."""
+        return tuple(dict.fromkeys(pool.site for pool, _ in self.by_pool(ranks)))
+
     def reach(self, ranks: Sequence[int]) -> Reach:
         """As far as any two of the ranks are apart."""
         if self.share_a_node(ranks):
             return "node"
-        if not self.sites or len({*map(self.site_of, ranks)}) == 1:
+        if not self.sites or len(self.sites_of(ranks)) == 1:
             return "across"
         return "sites"
 

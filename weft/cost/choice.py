@@ -419,15 +419,13 @@ def num_sites(plan: Plan, cluster: ClusterView) -> dict[tuple[int, int], tuple[i
 
 def _sites_of_copies(mesh: Mesh, cluster: ClusterView) -> Iterable[Site | None]:
     """Where those of a mesh are that hold the same."""
-    pools = cluster.by_pool(mesh.ranks)
-    if len({pool.site for pool, _ in pools}) == 1:
-        return [pools[0][0].site]
-    return map(cluster.site_of, alike(mesh))
+    sites = cluster.sites_of(mesh.ranks)
+    return sites if len(sites) == 1 else map(cluster.site_of, alike(mesh))
 
 
 def sites_along_axes(mesh: Mesh, cluster: ClusterView) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Of a mesh, as ``StageWork`` has them: of each axis the ranks that are farthest apart."""
-    if len({pool.site for pool, _ in cluster.by_pool(mesh.ranks)}) == 1:
+    if not cluster.sites or len(cluster.sites_of(mesh.ranks)) == 1:
         return ()
     every = (
         (axis, max(count_by_level(map(cluster.site_of, ranks)) for ranks in mesh.groups(axis)))

@@ -235,10 +235,7 @@ def _far(
 ) -> Far | None:
     if not cluster.sites:
         return None
-    every = [
-        [*dict.fromkeys(pool.site for pool, _ in cluster.by_pool(stage.mesh.ranks))]
-        for stage in pipeline.stages
-    ]
+    every = [cluster.sites_of(stage.mesh.ranks) for stage in pipeline.stages]
     places = [sites[0] for sites in every]
     found = []
     for here, there in product(*(every[end] for end in ends)):

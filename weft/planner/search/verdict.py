@@ -161,8 +161,7 @@ def _line(pipeline: PipelinePlan, cluster: ClusterView) -> Line:
 
 def _section(stage: StagePlan, cluster: ClusterView) -> Section:
     """One mesh."""
-    pools = [pool for pool, _ in cluster.by_pool(stage.mesh.ranks)]
-    kinds, sites = {pool.chip.name for pool in pools}, {pool.site for pool in pools}
+    kinds = {pool.chip.name for pool, _ in cluster.by_pool(stage.mesh.ranks)}
     for is_so, words in (
         (stage.passes > 1, "it tries no passes"),
         (stage.pieces > 1, "it sends everything inside layers in one piece"),
@@ -170,7 +169,7 @@ def _section(stage: StagePlan, cluster: ClusterView) -> Section:
         (stage.head_ways > 1, f"it divides heads among neighbours {_AT_LAST}"),
         (stage.scores != "blocks", "it keeps no rows of scores"),
         (len(kinds) > 1, "it weighs meshes of unlike chips apart, by other ways"),
-        (len(sites) > 1, "it keeps each mesh at one site"),
+        (len(cluster.sites_of(stage.mesh.ranks)) > 1, "it keeps each mesh at one site"),
     ):
         if is_so:
             raise OutsideError(words)
