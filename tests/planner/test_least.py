@@ -10,8 +10,11 @@ from weft.cluster.view import ChipPool, ClusterView
 from weft.cost.work import Training
 from weft.models.llama.sizes import SIZES
 from weft.plan.plan import ZeroLevel
-from weft.planner.problem import Options, Problem, Workload
+from weft.planner.problem import Options, Problem, Shape, Workload
 from weft.planner.search import search
+from weft.planner.search.choice import Section, mesh_axes
+from weft.planner.search.costs import KnownCosts
+from weft.planner.search.crossings import Crossings
 from weft.planner.search.least import Relaxed
 from weft.planner.search.united import united
 
@@ -145,6 +148,27 @@ def test_ranks_of_two_nodes_share_none() -> None:
     with a neighbour over no network."""
     found = search(on(pool("A100-SXM4-40GB", 2, 8, 1), samples=32))
     assert found.gap is not None and found.gap < 0.15
+
+
+@pytest.mark.parametrize(("nodes", "ways"), [(2, 1), (3, 2), (4, 2)])
+def test_a_node_between_two_others_sends_by_one_port_to_both(nodes: int, ways: int) -> None:
+    """By hand, at 0.1 Gbit/s, beside which nothing takes long: activations of all samples one way,
+    and gradients the other."""
+    chips = pool("H100-SXM5-80GB", nodes, 2, 0.1)
+    asked = on(chips)
+    axes = dict(mesh_axes(1, (("tp", 2),)))
+    shape = Shape(axes=axes, meshes=nodes, micro=1, recompute="off")
+    options = Options(schedules=("1f1b",), zero=(0,), shapes={chips.chip.name: (shape,)})
+    found = search(replace(asked, options=options))
+    assert len(found.best.plan.pipelines[0].positions()) == nodes
+    by_hand_s = (
+        ways * 64 * 2048 * 2048 * 2 / (2 * asked.knowledge.hardware_of(chips).fabric.across_bytes_s)
+    )
+    least_s = 64 * Crossings(KnownCosts().of(asked, 1)).inside_s(
+        Section(0, tuple(axes.items()), nodes)
+    )
+    assert least_s == pytest.approx(by_hand_s)
+    assert 0.9 * found.best.time.step_s < least_s <= found.best.time.step_s
 
 
 EXPERTS = replace(SIZES["olmoe-1b-7b"], num_layers=1)

@@ -30,11 +30,16 @@ class Crossings:
 
     def inside_s(self, section: Section) -> float:
         """Of meshes of one kind of chip: their slowest border takes no less, where ranks of a mesh
-        share what goes over it evenly."""
-        if self.costs.options.border or section.meshes == 1:
+        share what goes over it evenly.
+
+        A mesh of whole nodes between two others sends one its activations and the other its
+        gradients, both by the same way out.
+        """
+        per_node, ranks = self.costs.pools[section.pool].chips_per_node, num_ranks(section.axes)
+        if self.costs.options.border or section.meshes == 1 or section.num_chips <= per_node:
             return 0.0
-        is_wide = section.num_chips > self.costs.pools[section.pool].chips_per_node
-        return self._one_s(section.pool) / num_ranks(section.axes) if is_wide else 0.0
+        ways = 2 if section.meshes > 2 and ranks % per_node == 0 else 1
+        return ways * self._one_s(section.pool) / ranks
 
     @overload
     def between(self, pool: int, other: int, ranks: float) -> float: ...

@@ -15,7 +15,6 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from weft.cost.sends import border_bytes
 from weft.cost.timing import Hardware, Software
 from weft.cost.traffic import Fabric
 from weft.cost.work import Axes, share
@@ -205,28 +204,13 @@ class Kinds:
         return Reached(
             seconds=seconds,
             most=inf if self.any_room else max(most, 0.0),
-            from_s=self._crossing_s(section),
+            from_s=self.samples * self.roomy.crossings.inside_s(section),
             ends_s=self.meshes.ends_s(section, deep.each, micro / self.samples)
             * (self.samples / micro / deep.meshes),
         )
 
     def _section(self, deep: Deep, ways: int) -> Section:
         return Section(deep.pool, mesh_axes(ways, deep.inner), deep.meshes, deep.recompute)
-
-    def _crossing_s(self, section: Section) -> float:
-        """What a border between nodes carries one way, where there has to be one."""
-        pool = self.costs.pools[section.pool]
-        inside = section.num_chips <= pool.chips_per_node or section.meshes == 1
-        if inside or self.problem.options.border:
-            return 0.0
-        rate = self.fabric(section.pool).across_bytes_s
-        return self.whole_bytes / num_ranks(section.axes) / rate
-
-    @cached_property
-    def whole_bytes(self) -> float:
-        """That go over a border one way, of all samples."""
-        work = self.problem.workload
-        return border_bytes(work.precision, self.samples, work.seq_len, self.costs.shape.d_model)
 
     def fabric(self, pool: int) -> Fabric:
         return self._hardware(pool).fabric
