@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 from planner.told import Told
@@ -14,8 +15,9 @@ from weft.planner.enough import enough
 from weft.planner.fit import shortages
 from weft.planner.outlook import outlook_of_search
 from weft.planner.problem import Options, Problem, Workload
-from weft.planner.search import NoPlan, Watch, search
-from weft.planner.search.found import ENDED_EARLY
+from weft.planner.search import NoPlan, Watch, refined, search
+from weft.planner.search.found import ENDED_EARLY, Candidate, Found
+from weft.planner.search.orders import with_made_orders
 
 KINDS = "H100-SXM5-80GB", "A100-SXM4-80GB", "RTX4090"
 POOLS = tuple(ChipPool(chip=catalogue()[name], num_nodes=1, chips_per_node=2) for name in KINDS)
@@ -54,6 +56,30 @@ def test_what_is_ended_is_the_best_so_far() -> None:
     assert first.heard[-1][1] < inf, "and nothing more was told"
     outlook = outlook_of_search(at_first, PROBLEM, explain=True)
     assert outlook.helps and all(each.same_plan for each in outlook.helps), "no search after it"
+
+
+def test_refining_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deep pipelines have many orders, each of which takes long to make: what is best so far is
+    refined, and no other."""
+    options = replace(OPTIONS, effort=Options().effort, in_flight=True, cuts_layers=True)
+    problem, made = replace(PROBLEM, options=options), list[Candidate]()
+
+    def searched(watch: Watch, *, stops: bool) -> Found:
+        def made_orders(candidate: Candidate, *asked: Any, **more: Any) -> Candidate:
+            made.append(candidate)
+            if stops:
+                watch.stop()
+            return with_made_orders(candidate, *asked, **more)
+
+        made.clear()
+        monkeypatch.setattr(refined, "with_made_orders", made_orders)
+        return search(problem, watch=watch)
+
+    through = searched(Watch(), stops=False)
+    assert len(made) > 4 and not through.is_cut_short
+    ended = searched(Watch(), stops=True)
+    assert len(made) <= 2 and ended.is_cut_short
+    assert ended.best.time.step_s >= through.best.time.step_s
 
 
 def test_searches_that_explain_end_too() -> None:

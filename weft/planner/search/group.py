@@ -50,6 +50,13 @@ class Ledger:
             self.is_cut_short = True
         return self.is_cut_short or self.effort > enough
 
+    def goes_on(self) -> bool:
+        """Whoever waits does so for more, and is told."""
+        if self.is_through():
+            return False
+        self.tell()
+        return True
+
     def tell(self) -> None:
         """Whoever waits."""
         self.watch.tell(self.considered, self.best_s)

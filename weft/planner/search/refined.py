@@ -6,10 +6,11 @@ memory. So each is tried alone and with the others, and what is fastest in the e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from typing import TypeVar
 
 from weft.plan.plan import Plan
 from weft.planner.problem import Problem
@@ -21,6 +22,9 @@ from weft.planner.search.orders import with_made_orders
 from weft.schedules.registry import SCHEDULES
 from weft.simulate.made.least import least_s
 from weft.simulate.made.make import Making
+
+_Each = TypeVar("_Each")
+_Refine = Callable[[Sequence[Candidate], Problem], Iterable[Candidate]]
 
 BEST_FEW = 3
 """Plans of each list for which everything is tried: those that are fastest with the usual order,
@@ -36,20 +40,26 @@ would take so."""
 
 
 def refined(
-    lists: Sequence[Sequence[Candidate]], problem: Problem, near: Sequence[Candidate] = ()
+    lists: Sequence[Sequence[Candidate]],
+    problem: Problem,
+    near: Iterable[Candidate] = (),
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> list[Candidate]:
     """Of all lists together, each plan once, the fastest first.
 
-    ``near``: others, of which everything is tried for the most promising.
+    Args:
+        near: Others, of which everything is tried for the most promising.
+        goes_on: Somebody waits for more. Else what is first is refined alone.
     """
-    promising = _by_promise(near, problem)
+    some = _Some(problem, goes_on)
+    promising = some.by_promise(near)
     found = [candidate for few in lists for candidate in few]
-    found += _variants(lists, problem, promising[:MOST_PROMISING])
+    found += some.variants(lists, promising[:MOST_PROMISING])
     if others := promising[MOST_PROMISING:]:
         fastest = min(found, key=_step_s)
         meshes = _meshes(fastest)
         alike = [each for each in others if _meshes(each) == meshes]
-        found += _variants([], problem, alike[:MOST_ALIKE], _step_s(fastest))
+        found += some.variants([], alike[:MOST_ALIKE], _step_s(fastest))
     best: dict[object, Candidate] = {}
     for candidate in sorted(found, key=_step_s):
         best.setdefault(_likeness(candidate), candidate)
@@ -57,51 +67,70 @@ def refined(
     return list(best.values())[:most]
 
 
-def _variants(
-    lists: Sequence[Sequence[Candidate]],
-    problem: Problem,
-    promising: Sequence[Candidate],
-    least: float = inf,
-) -> Iterator[Candidate]:
-    """Of all with numbers in flight, and of the best few and those that promise much, with an order
-    made for each that could be the fastest of all, and faster than ``least``."""
-    few = list[Candidate]()
-    for found in lists:
-        deeper = [with_made_orders(each, problem, lists=False) for each in found]
-        yield from deeper
-        few += [*found[:BEST_FEW], *sorted(deeper, key=_step_s)[:BEST_FEW]]
-        least = min([least, *map(_step_s, deeper)])
-    few = _each_once([*few, *promising])
-    few = _each_once([*few, *_with_room(few, problem, least)])
-    cut = with_finer_borders(few, problem)
-    yield from with_head_parts(few, problem)
-    lighter = with_least_recompute([*few, *cut], problem)
-    floors = [(_floor_s(each, problem), each) for each in _each_once([*few, *cut, *lighter])]
-    for floor_s, candidate in sorted(floors, key=lambda both: both[0]):
-        if floor_s < least:
-            made = with_made_orders(candidate, problem)
-            least = min(least, made.time.step_s)
-            yield made
+@dataclass(frozen=True, slots=True)
+class _Some:
+    """Refines as many as somebody waits for."""
 
+    problem: Problem
+    goes_on: Callable[[], bool]
 
-def _by_promise(near: Sequence[Candidate], problem: Problem) -> list[Candidate]:
-    """All, and all with borders inside layers, which may be what makes one fast; what could be
-    fastest first."""
-    every = _each_once(near)
-    both = _each_once([*every, *with_finer_borders(every, problem)])
-    return sorted(both, key=partial(_floor_s, problem=problem))
+    def of(self, every: Iterable[_Each]) -> Iterator[_Each]:
+        """The first, and the others as long as somebody waits."""
+        for number, each in enumerate(every):
+            if number and not self.goes_on():
+                return
+            yield each
 
+    def each(self, every: Iterable[Candidate], refine: _Refine) -> Iterator[Candidate]:
+        """As many, refined."""
+        return (found for one in self.of(every) for found in refine([one], self.problem))
 
-def _with_room(few: Sequence[Candidate], problem: Problem, least: float) -> list[Candidate]:
-    """The most promising, and others that could be the fastest so, keep next to nothing, for then
-    more microbatches are in flight; what there is room for after that is kept again."""
-    if not problem.options.mixed_recompute:
-        return []
-    promising = sorted(few, key=partial(_floor_s, problem=problem))
-    again = _each_once([_all_again(each, problem) for each in promising])
-    both = enumerate(again)
-    bare = [each for n, each in both if n < MOST_BARE or _floor_s(each, problem) < least]
-    return [with_made_orders(each, problem, lists=False) for each in bare]
+    def variants(
+        self,
+        lists: Sequence[Sequence[Candidate]],
+        promising: Sequence[Candidate],
+        least: float = inf,
+    ) -> Iterator[Candidate]:
+        """Of all with numbers in flight, and of the best few and those that promise much, with an
+        order made for each that could be the fastest of all, and faster than ``least``."""
+        few, problem = list[Candidate](), self.problem
+        for found in self.of(lists):
+            deeper = [with_made_orders(each, problem, lists=False) for each in self.of(found)]
+            yield from deeper
+            few += [*found[:BEST_FEW], *sorted(deeper, key=_step_s)[:BEST_FEW]]
+            least = min([least, *map(_step_s, deeper)])
+        few = _each_once([*few, *promising])
+        few = _each_once([*few, *self._with_room(few, least)])
+        cut = [*self.each(few, with_finer_borders)]
+        yield from self.each(few, with_head_parts)
+        lighter = [*self.each([*few, *cut], with_least_recompute)]
+        every = self.of(_each_once([*few, *cut, *lighter]))
+        floors = [(_floor_s(each, problem), each) for each in every]
+        for floor_s, candidate in self.of(sorted(floors, key=lambda both: both[0])):
+            if floor_s < least:
+                made = with_made_orders(candidate, problem)
+                least = min(least, made.time.step_s)
+                yield made
+
+    def by_promise(self, near: Iterable[Candidate]) -> list[Candidate]:
+        """All, and all with borders inside layers, which may be what makes one fast; what could be
+        fastest first."""
+        every = _each_once([*self.of(near)])
+        both = self.of(_each_once([*every, *self.each(every, with_finer_borders)]))
+        floors = [(_floor_s(each, self.problem), each) for each in both]
+        return [each for _, each in sorted(floors, key=lambda both: both[0])]
+
+    def _with_room(self, few: Sequence[Candidate], least: float) -> list[Candidate]:
+        """The most promising, and others that could be the fastest so, keep next to nothing, for
+        then more microbatches are in flight; what there is room for after that is kept again."""
+        problem = self.problem
+        if not problem.options.mixed_recompute:
+            return []
+        promising = sorted(few, key=partial(_floor_s, problem=problem))
+        again = _each_once([_all_again(each, problem) for each in self.of(promising)])
+        both = enumerate(again)
+        bare = [each for n, each in both if n < MOST_BARE or _floor_s(each, problem) < least]
+        return [with_made_orders(each, problem, lists=False) for each in self.of(bare)]
 
 
 def _all_again(candidate: Candidate, problem: Problem) -> Candidate:

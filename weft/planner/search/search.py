@@ -134,11 +134,11 @@ def _searched(problem: Problem, watch: Watch, known: KnownCosts) -> Found:
         more = replace(options, effort=LONGER * options.effort)
         return _searched(replace(problem, options=more), watch, known)
     *every, beside = (
-        [by_experts(by_heads(run.candidate(lines), problem), problem) for lines in found]
+        (by_experts(by_heads(run.candidate(lines), problem), problem) for lines in found)
         for found in (*lists, near)
     )
-    every = [with_best_domains(few, problem) for few in every]
-    fastest = refined(every, problem, beside)
+    few = [with_best_domains([*each], problem) for each in every]
+    fastest = refined(few, problem, beside, run.ledger.goes_on)
     if options.unlike_meshes and run.lacks_memory:
         fastest = with_united(fastest, problem, relaxed.of_one_mesh)
     fastest = with_unlike_widths(with_unlike_experts(fastest, problem), problem)
