@@ -1,5 +1,6 @@
 """Committing, naming the latest, pruning, clearing up, and opening what is there."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,20 @@ def test_prune_keeps_the_last_saved_and_the_latest(tmp_path: Path) -> None:
     assert names(tmp_path) == ["latest", "step-00000003", "step-00000005"]
     (tmp_path / "latest").write_text("step-00000005\n")
     assert prune(tmp_path, keep=1) == []
+    assert open_checkpoint(tmp_path).step == 5
+
+
+def test_prune_keeps_the_last_saved_where_a_clock_went_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hours, after step 2, and ten minutes more before step 5."""
+    real = time.time
+    for step, ahead_s in enumerate((7200, 7200, 0, 0, -600), start=1):
+        monkeypatch.setattr(time, "time", lambda ahead_s=ahead_s: real() + ahead_s)
+        save(tmp_path, step, seed=step)
+        prune(tmp_path, keep=2)
+    assert names(tmp_path) == ["latest", "step-00000004", "step-00000005"]
+    (tmp_path / "latest").unlink()
     assert open_checkpoint(tmp_path).step == 5
 
 

@@ -46,6 +46,8 @@ _ABANDONED = re.compile(r"step-\d{8,18}\.\w*\.abandoned", re.ASCII)
 _OLD = ".old"
 _TEMPORARY = ".tmp"
 _LOOK_S = 0.02
+LATER_S = 1e-5
+"""A checkpoint that is saved after another is newer by so much at least."""
 
 
 def step_name(step: int) -> str:
@@ -107,7 +109,7 @@ def commit(
             as written, or the disk refuses. Nothing is replaced then.
     """
     folder, final = temporary(root, step), root / step_name(step)
-    index = merge(step, rank_files, state, time.time())
+    index = merge(step, rank_files, state, after_all(root))
     refuse(problems(index), folder)
     for facts in rank_files:
         try:
@@ -130,6 +132,16 @@ def commit(
         _sync_folder(root)
         _discard(old)
     return final
+
+
+def after_all(root: Place) -> float:
+    """The time, in seconds since 1970; where a clock was set back, just after the checkpoint that
+    ``latest`` names, so that what is saved last is the newest."""
+    now = time.time()
+    with suppress(CheckpointError):
+        if name := read_latest(root):
+            return max(now, parse_index(root / name).saved_at + LATER_S)
+    return now
 
 
 def prune(root: Place, keep: int) -> list[str]:

@@ -12,7 +12,6 @@ whatever a killed save still sends has names that no index lists.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -74,7 +73,7 @@ class RemoteDraft:
 
     def commit(self, rank_files: Sequence[RankFile], state: Mapping[str, JSON]) -> RemotePath:
         self._refuse_other()  # who clears what it finds: before files are missed
-        index = merge(self._step, rank_files, state, time.time())
+        index = merge(self._step, rank_files, state, store.after_all(self._root))
         refuse(problems(index), self._folder)
         for facts in rank_files:
             check_size(self._folder / facts.file, facts)
