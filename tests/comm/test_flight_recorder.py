@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,11 +102,24 @@ def test_the_last_calls_are_written_with_the_one_that_did_not_end(tmp_path: Path
     assert record["calls"][-1]["ended"] is None
     assert record["calls"][-2]["ended"] >= record["calls"][-2]["started"]
     read = read_records(tmp_path)[3]
-    assert read.waits_in == other
+    assert read.waits_in is not None
+    assert read.waits_in.started == pytest.approx(time.time(), abs=60), "for people, as clocks say"
+    times = {"started": other.started, "waiting_since": other.waiting_since}
+    assert replace(read.waits_in, **times) == other
     assert (read.step, read.started) == (
         9,
         {("group", (0, 3)): KEPT_CALLS + 5, ("receive", (1,)): 1},
     )
+
+
+def test_a_clock_that_is_set_changes_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, real = FlightRecorder(0), time.time
+    for ahead_s in (3600.0, -7200.0):
+        call = recorder.begin("gradients", "group", (0, 1), 8)
+        recorder.wait(call)
+        monkeypatch.setattr(time, "time", lambda ahead_s=ahead_s: real() + ahead_s)
+        recorder.end(call)
+    assert 0 <= recorder.waited_s < 600
 
 
 def test_a_call_that_lasts_is_written_before_anybody_gives_up(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from weft.comm.errors import CommError
 
@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Call:
-    """One collective, as this rank saw it. Times are seconds since 1970."""
+    """One collective, as this rank saw it. Times are of a clock that nobody sets, in seconds; in a
+    file since 1970."""
 
     name: str
     kind: Kind
@@ -67,20 +68,20 @@ class FlightRecorder:
         """A call that starts now."""
         self._numbers[kind, ranks] += 1
         number = self._numbers[kind, ranks]
-        call = Call(name, kind, ranks, number, num_bytes, self.step, time.time())
+        call = Call(name, kind, ranks, number, num_bytes, self.step, time.monotonic())
         self._calls.append(call)
         return call
 
     def wait(self, call: Call) -> None:
         """This rank does nothing else until the call has ended."""
-        call.waiting_since = time.time()
+        call.waiting_since = time.monotonic()
         self._waits_in = call
 
     def end(self, call: Call) -> None:
-        call.ended = time.time()
+        call.ended = time.monotonic()
         self._waits_in = None
         if call.waiting_since is not None and threading.get_ident() == self._thread:
-            self.waited[call.name] += max(call.ended - call.waiting_since, 0.0)
+            self.waited[call.name] += call.ended - call.waiting_since
 
     def named(self, call: Call, part: Callable[[], T]) -> T:
         """Run one part of a call, and say in an error which one it was and with whom."""
@@ -119,14 +120,21 @@ class FlightRecorder:
         """Write the file, if there is a place for it."""
         if self._file is None:
             return
-        waits_in = self._waits_in
+        waits_in, since_1970_s = self._waits_in, time.time() - time.monotonic()
+
+        def told(call: Call) -> dict[str, Any]:
+            times = call.started, call.waiting_since, call.ended
+            names = "started", "waiting_since", "ended"
+            shown = (at if at is None else at + since_1970_s for at in times)
+            return asdict(call) | dict(zip(names, shown, strict=True))
+
         record = {
             "rank": self._rank,
             "step": self.step,
             "time": time.time(),
-            "waits_in": None if waits_in is None else asdict(waits_in),
+            "waits_in": None if waits_in is None else told(waits_in),
             "started": [[kind, list(r), n] for (kind, r), n in dict(self._numbers).items()],
-            "calls": [asdict(call) for call in list(self._calls)],
+            "calls": [told(call) for call in list(self._calls)],
         }
         temporary = self._file.with_suffix(".tmp")
         temporary.write_text(json.dumps(record))
@@ -138,7 +146,7 @@ class FlightRecorder:
             call = self._waits_in
             if call is None or call is written or call.waiting_since is None:
                 continue
-            if time.time() - call.waiting_since > patience_s:
+            if time.monotonic() - call.waiting_since > patience_s:
                 self.write()
                 written = call
 
