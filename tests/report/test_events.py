@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,22 @@ def test_two_writers_add_lines_to_one_file_and_count_from_one_time(tmp_path: Pat
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first.time)
     assert 0 <= second.elapsed_s - first.elapsed_s < 60, "both since the first command began"
     assert [second.seconds(fact) for fact in ("seconds", "loss", "none")] == [2.5, 0.0, 0.0]
+
+
+def test_a_clock_that_is_set_loses_no_time_and_adds_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Set back by two hours between two commands, it goes on from where the first ended."""
+    real, first = time.time, EventLog(tmp_path, watches=True)
+    first.write("start", "")
+    monkeypatch.setattr(time, "time", lambda: real() + 3600)
+    first.write("evaluation", "")
+    monkeypatch.setattr(time, "time", lambda: real() - 7200)
+    EventLog(tmp_path, watches=True).write("start", "")
+    events = read_events(tmp_path / EVENTS_FILE)
+    times = [event.elapsed_s for event in events]
+    assert times == sorted(times) and times[0] >= 0 and times[-1] < 600
+    assert all(event.seconds("since_began_s") < 600 for event in events)
 
 
 def test_a_line_that_a_crash_has_cut_takes_no_other_with_it(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 EVENTS_FILE = "events.jsonl"
+_TAIL = 1 << 16
+"""Bytes at the end of a file, in which its last event is."""
 
 Kind = Literal[
     "start",
@@ -77,7 +79,8 @@ class Event:
 class EventLog:
     """Writes events of a run.
 
-    Nothing is lost by a process that ends, and nobody ends because a line cannot be written.
+    Nothing is lost by a process that ends, and nobody ends because a line cannot be written. A
+    clock that is set meanwhile is not followed, and none goes back to before what is written.
 
     Args:
         folder: The run's; None: of a rank that does not speak for the job, which writes nothing.
@@ -91,13 +94,17 @@ class EventLog:
     ) -> None:
         self._watches = watches
         self._path = None if folder is None else folder / EVENTS_FILE
-        self._began = time.time() if began is None else began
+        self._ahead_s = time.time() - time.monotonic()
+        self._began = self._now() if began is None else began
         self._zero: float | None = None
 
     @property
     def since_began_s(self) -> float:
         """Since this command began."""
-        return max(time.time() - self._began, 0.0)
+        return max(self._now() - self._began, 0.0)
+
+    def _now(self) -> float:
+        return time.monotonic() + self._ahead_s
 
     def write(
         self,
@@ -122,10 +129,10 @@ class EventLog:
     def _add(self, path: Path, event: Event) -> None:
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            now, size = time.time(), os.fstat(file).st_size
+            now, size = self._now(), os.fstat(file).st_size
             if self._zero is None:
                 first = _zero(path) if size else None
-                self._zero = self._began if first is None else first
+                self._zero = self._began if first is None else min(first, now - _last_s(path))
             line = json.dumps(asdict(replace(event, time=_iso(now), elapsed_s=now - self._zero)))
             is_cut = size and os.pread(file, 1, size - 1) != b"\n"
             os.write(file, f"{line}\n".encode() if not is_cut else f"\n{line}\n".encode())
@@ -176,6 +183,14 @@ def _zero(path: Path) -> float | None:
     if first is None:
         return None
     return datetime.fromisoformat(first.time).timestamp() - first.elapsed_s
+
+
+def _last_s(path: Path) -> float:
+    """Seconds of the last event, if it is near the end; 0 where there is none."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL))
+        lines = file.read().decode(errors="replace").split("\n")
+    return next((event.elapsed_s for line in lines[::-1] if (event := _parsed(line))), 0.0)
 
 
 def _iso(seconds: float) -> str:
