@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from limits import file_size_limit
 from mix.test_bench import TWO_KINDS, FakeLab
 
 from weft.config.load import load_config
@@ -14,7 +15,7 @@ from weft.tune.page import as_json, page, verdict
 from weft.tune.record import Record
 from weft.tune.trials import Best, Trials
 from weft.tune.tuner import Outcome
-from weft.tune.tuning import BEST_PLAN, Limits, Result, Tuning
+from weft.tune.tuning import BEST_PLAN, ROOM_BYTES, Limits, Result, Tuning
 
 ASKED = ["plan=auto", "batch.samples=70", "tune.micros=[2]", "train.steps=1000000"]
 OWN = ["plan.shares=[1,1]", "batch.samples=70", "batch.micro=5", "tune.micros=[2]"]
@@ -121,6 +122,20 @@ def test_a_trial_that_somebody_kills_is_made_once_more(
     assert result.best == undisturbed.best
     tried = [[(o.candidate, o.problem) for o in r.tuner.outcomes] for r in (result, undisturbed)]
     assert tried[0] == tried[1]
+
+
+def test_a_trial_that_a_full_disk_ended_is_not_held_against_its_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried as soon as there is room."""
+    job, out = asked(OWN), tmp_path / "out"
+    undisturbed, *_ = tuned(job, tmp_path / "one", monkeypatch, FakeLab(), 1)
+    with file_size_limit(ROOM_BYTES - 1), pytest.raises(OSError, match="File too large") as caught:
+        tuned(job, out, monkeypatch, FakeLab(hangs=True), 1)
+    assert caught.value.filename.startswith(str(out)), "where"
+    result, *_ = tuned(job, out, monkeypatch, FakeLab(), 1)
+    (tried,) = result.tuner.outcomes
+    assert (tried.candidate, tried.problem) == (0, "") and result.best == undisturbed.best
 
 
 def test_time_that_is_up_ends_questions_too() -> None:

@@ -102,6 +102,11 @@ class Trials:
         self._turns.__exit__()
 
     @property
+    def out(self) -> Path:
+        """The folder of their run folders."""
+        return self._setting.out
+
+    @property
     def used_s(self) -> float:
         """Since it began."""
         return self._turns.used_s

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from weft.config.errors import ConfigError
 from weft.mix.turns import Say
@@ -22,6 +23,8 @@ BEST_PLAN = "best-plan.json"
 """In the folder: the best plan so far."""
 RIVALS = 1
 """Plans besides the best and the first that are in the last comparison."""
+ROOM_BYTES = 1 << 20
+"""On the disk, below which a trial may have failed for want of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +157,8 @@ class Tuning:
     def _try(self, trials: Trials, tuner: Tuner, number: int, why: str) -> None:
         trials.say(f"trial {len(tuner.outcomes) + 1}: {why}")
         outcome = trials.run(number, tuner.candidates[number], self._best(tuner))
+        if outcome.step_s is None:
+            _refuse_full(trials.out)
         self._record.add(outcome, self._used_s)
         trials.say(in_words(outcome))
         if tuner.best is not None:
@@ -189,6 +194,19 @@ class Tuning:
             said = {outcome.candidate: outcome for outcome in tuner.ran}
             final = tuple(said[outcome.candidate] for outcome in final)
         return Result(tuner=tuner, final=final, why=why, used_s=self._used_s)
+
+
+def _refuse_full(folder: Path) -> None:
+    """What failed where there was no room to write says nothing of its plan.
+
+    Raises:
+        OSError: there is none.
+    """
+    try:
+        with TemporaryFile(dir=folder) as file:
+            file.write(bytes(ROOM_BYTES))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from error
 
 
 def _beside(outcome: Outcome, best: int, own: tuple[float, ...]) -> Outcome:
