@@ -121,7 +121,8 @@ def test_every_node_gets_its_ranks(here: Path, capsys: pytest.CaptureFixture[str
         "SLURM_JOB_NODELIST_HET_GROUP_0": "h08,h09,h10",
         "SLURM_JOB_NODELIST_HET_GROUP_1": "a1,a-2.lan",
     }
-    ran = noted(here, script, SLURM_JOB_ID="123456", **groups)
+    ran = noted(here, script, SLURM_JOB_ID="131999", **groups)
+    assert {option(w, "--master-port") for _, w in ran} == {"31999"}, "none that is given to others"
     seen = {node: (option(w, "--node-rank"), option(w, "--nproc-per-node")) for node, w in ran}
     expected = [(str(n), str(size)) for n, size in enumerate(sizes)]
     assert seen == dict(zip(HOSTS, expected, strict=True))

@@ -169,7 +169,7 @@ def _sbatch(name: str, train: Sequence[str], machines: Sequence[Machine]) -> str
         ')"',
         'NODES="$(echo $NODES)"',
         'MASTER_ADDR="${NODES%% *}"',
-        "MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))",
+        "MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))",  # below those that anybody is given
         f"STEP={quote(step)}",
         "export NODES MASTER_ADDR MASTER_PORT STEP",
         f"srun --kill-on-bad-exit=1 {' : '.join(each)}",
