@@ -222,7 +222,7 @@ class Tuner:
         if not left:
             return "every plan was tried or cannot be the best"
         if self.trials is not None and len(self.outcomes) >= self.trials:
-            return f"{self.trials} trials are done"
+            return f"all {self.trials} trials are done" if self.trials > 1 else "a trial is done"
         if self.ran and time_left_s < self.cost_s:
             return f"less time is left than a trial takes, {self.cost_s:.0f} s"
         return ""
