@@ -148,6 +148,8 @@ def test_reasons_are_all_there(capsys: pytest.CaptureFixture[str]) -> None:
         ([*COMMAND, "--why", "pp=two"], "--why = 'two': expected a number of meshes for pp."),
         ([*COMMAND, "--why", "no.json"], "plan.file = 'no.json': expected a plan.json as Weft"),
         ([*COMMAND, "--why", "dp=16"], "plan = {ranks: 16}: expected at most 8 ranks"),
+        ([*COMMAND, "--why", "dp=8 micro=4"], "of a micro-batch (4). Further ranks"),
+        ([*COMMAND, "--why", "dp=8 micro=4"], "\n      of --why"),
         (
             [*COMMAND, "--why", f"{GIVEN} batch.samples=32"],
             "--why = {samples: 32}: expected 64 samples a step.",

@@ -28,9 +28,10 @@ from weft.cluster.cluster import HOST
 from weft.cluster.cluster_file import read_view
 from weft.cluster.host_names import is_host
 from weft.cluster.view import ClusterView
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.load import Loaded, recipe_names
 from weft.config.sections import SitesConfig
+from weft.config.tree import COMMAND_LINE
 from weft.cost.work import width_of
 from weft.models.registry import shape_of
 from weft.plan.plan_file import NodesUsed, PlanFile, nodes_used
@@ -360,7 +361,12 @@ def _rival(why: Loaded | None, problem: Problem) -> PlanRequest | None:
     """What is to be put beside the best, on all chips that there are."""
     if why is None:
         return None
-    asked = plan_request(why, problem.cluster, problem.knowledge)
+    try:
+        asked = plan_request(why, problem.cluster, problem.knowledge)
+    except ConfigErrors as found:
+        for error in found.errors:
+            error.where = "of --why" if error.where == str(COMMAND_LINE) else error.where
+        raise
     assert asked.plan is not None, "a plan was given"
     given, samples = asked.plan.global_batch, problem.workload.samples
     if given != samples:
