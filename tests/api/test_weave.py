@@ -70,6 +70,26 @@ def squares(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch
     return (model(x) - y).square()
 
 
+def test_backward_is_of_the_mean() -> None:
+    """What clamps gradients in it, and a model in fp16, see what they see in a plain loop."""
+    plain = nn.Linear(64, 1)
+    woven = copy.deepcopy(plain)
+    for model in (plain, woven):
+        model.weight.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
+    halves = copy.deepcopy(plain).half(), copy.deepcopy(plain).half()
+    x = torch.rand(32_768, 64)
+    for one, other, batch in ((plain, woven, x[:96]), (*halves, x.half())):
+        loss = lambda model, x: (model(x) - 4).float().square().squeeze(1)  # noqa: E731
+        engine = weft.weave(other, torch.optim.SGD(other.parameters(), lr=1e-3), loss=loss)
+        sgd = torch.optim.SGD(one.parameters(), lr=1e-3)
+        for _ in range(2):
+            engine.step(batch)
+            sgd.zero_grad()
+            loss(one, batch).mean().backward()
+            sgd.step()
+        torch.testing.assert_close(other.weight, one.weight, rtol=1e-3, atol=1e-4)
+
+
 def test_weights_make_a_weighted_mean_and_clipping_is_global() -> None:
     x, y, w = torch.randn(6, 3), torch.randn(6, 2), torch.rand(6, 1).expand(6, 2)
     model, sgd = model_and_optimizer()

@@ -164,6 +164,7 @@ def woven(
     def cut(batch: Any) -> list[MicroBatch]:
         tensors = leaves(batch)
         count = num_samples(tensors, plan)
+        built.expect(float(count))  # what the model and its hooks see is of a mean
         if plan is None:
             parts = [part_of(count, comm.world_size, comm.rank)]
         else:

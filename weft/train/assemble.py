@@ -135,6 +135,10 @@ class Assembled(Generic[Update]):
     meeting: Meeting | None = None
     """Where the plan has sites: how they become one model now and then."""
 
+    def expect(self, weight: float) -> None:
+        """What weights of the next global batch add up to, about: the same on every rank."""
+        self.executor.scale = self.engine.expected_weight = weight
+
     @property
     def gradients(self) -> Gradients:
         return self.engine.gradients

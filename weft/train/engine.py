@@ -66,7 +66,7 @@ class Engine(Generic[M]):
     comm: Comm
     _: KW_ONLY
     expected_weight: float = 1.0
-    """About what the weights of a global batch add up to. A constant of the job that keeps
+    """About what the weights of a global batch add up to, the same on every rank: what keeps
     gradients near their mean's scale until the true sum is known."""
     max_grad_norm: float | None = None
     """Clip to this norm; None: do not clip."""

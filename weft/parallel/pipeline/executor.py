@@ -176,7 +176,7 @@ class Executor:
             stage.spans_samples for stage in self._stages.values()
         )
         self._gradients = gradients
-        self._scale = scale
+        self.scale = scale
         self._loss_scale = loss_scale
         self._work = work
         self.told: Told = untold
@@ -384,7 +384,7 @@ class Executor:
                 grads.append(grad.to(kept.result[name].dtype))
         is_last = action.stage in (self._last, *self._heads)  # whose total must have a gradient
         if kept.total is not None and (is_last or kept.total.requires_grad):
-            total = kept.total / self._scale
+            total = kept.total / self.scale
             roots.append(total if self._loss_scale is None else total * self._loss_scale)
             grads.append(None)
         if roots:
