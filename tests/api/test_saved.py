@@ -1,5 +1,6 @@
 """What an engine saves, and the same bits from there."""
 
+import copy
 import io
 import re
 from functools import partial
@@ -142,10 +143,37 @@ def test_what_another_engine_saved_is_refused() -> None:
     before = {place: value.clone() for place, value in state["exact"].items()}
     with pytest.raises(ConfigError, match=re.escape("state.exact = '0.bias[0:9]': expected the 4")):
         engine.load_state_dict({**state, "exact": missing})
-    with pytest.raises(ConfigError, match=r"state = \['state'\]: expected optimizer, places and"):
+    with pytest.raises(ConfigError, match=r"state = \['state'\]: expected exact, loss_scale"):
         engine.load_state_dict({"state": {}})
+    with pytest.raises(ConfigError, match=r"state.loss_scale = .*expected a scale where"):
+        engine.load_state_dict({**state, "loss_scale": {"value": 2.0, "clean_steps": 0.0}})
     after = engine.state_dict()["exact"]
     assert all(torch.equal(value, after[place]) for place, value in before.items())
+
+
+def test_the_scale_of_a_loss_is_saved() -> None:
+    """Steps that overflow until it is small enough are not made again."""
+
+    def half() -> tuple[nn.Linear, WovenEngine]:
+        torch.manual_seed(0)
+        model = nn.Linear(64, 1)
+        loss = lambda model, x: (model(x.half()) - 400).float().square().squeeze(1)  # noqa: E731
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        return model, weft.weave(model, optimizer, loss=loss, precision="fp16")
+
+    x, (model, engine) = torch.rand(64, 64), half()
+    skipped = 0
+    engine.step(x)
+    while engine.last is not None and engine.last.skipped:
+        skipped += 1
+        engine.step(x)
+    assert skipped > 0
+    saved = copy.deepcopy((model.state_dict(), engine.state_dict()))
+    losses = [float(engine.step(x)) for _ in range(3)]
+    model, engine = half()
+    model.load_state_dict(saved[0])
+    engine.load_state_dict(saved[1])
+    assert [float(engine.step(x)) for _ in range(3)] == losses and len(set(losses)) == 3
 
 
 def in_full(comm: Comm, plan: Plan) -> WovenEngine:

@@ -165,7 +165,8 @@ class WovenEngine:
         return loss
 
     def eval_batch(self, batch: Any) -> Tensor:
-        """The mean loss of a batch, without gradients, with every module in evaluation mode."""
+        """The mean loss of a batch, without gradients, with every module in evaluation mode; 0
+        where all weights are 0."""
         self._begin("eval_batch")
         with torch.no_grad(), _evaluating(self.layers.values()):
             totals = self._built.executor.evaluate(self._take(batch)).clone()
@@ -179,14 +180,17 @@ class WovenEngine:
 
         ``optimizer`` is that of ``engine.optimizer``, and ``places`` the parts of parameters that
         this process updates; ``exact`` has the values of those that the model has rounded (bf16,
-        fp8). Like that of a module, it holds the tensors themselves. Each process saves its own.
+        fp8), and ``loss_scale`` says by what the loss is scaled (fp16). Like that of a module, it
+        holds the tensors themselves. Each process saves its own.
         """
         self._outside.take_in()
         self._groups.take_in()
+        scale = self._built.engine.loss_scale
         return {
             "optimizer": self.optimizer.state_dict(),
             "places": self._outside.places,
             "exact": self._outside.exact(),
+            "loss_scale": {} if scale is None else scale.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -198,9 +202,12 @@ class WovenEngine:
                 then.
         """
         self._groups.take_in()
-        refuse_other_state(state, self._outside.places, self._outside.exact())
+        scale, own = self._built.engine.loss_scale, self._outside
+        refuse_other_state(state, own.places, own.exact(), scales=scale is not None)
         load_state(self.optimizer, state["optimizer"])
-        self._outside.restore(state["exact"])
+        own.restore(state["exact"])
+        if scale is not None:
+            scale.restore(**state["loss_scale"])
 
     def _is_updated(self, param: Tensor) -> bool:
         """By the optimizer, itself, where others are from copies."""

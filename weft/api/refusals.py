@@ -29,6 +29,8 @@ from weft.precision.registry import scales_delayed
 from weft.train.agreeing import unlike
 
 Named = Mapping[str, Tensor]
+STATE = {"optimizer", "places", "exact", "loss_scale"}
+"""Of an engine."""
 
 
 def refuse_sites(plan: Plan) -> None:
@@ -128,16 +130,19 @@ def refuse_schedule(schedule: LRScheduler, optimizer: torch.optim.Optimizer) -> 
         raise ConfigError("lr", name, "a schedule that is stepped without arguments", hint)
 
 
-def refuse_other_state(state: Mapping[str, Any], places: Sequence[str], own: Named) -> None:
+def refuse_other_state(
+    state: Mapping[str, Any], places: Sequence[str], own: Named, *, scales: bool
+) -> None:
     """What an engine goes on from is what the same process of the same plan saved.
 
     Raises:
-        ConfigError: it is not; ``places``: what this process updates, ``own``: its exact values.
+        ConfigError: it is not; ``places``: what this process updates, ``own``: its exact values;
+            ``scales``: the loss.
     """
     hint = "Each process loads what its engine.state_dict() was."
-    if not isinstance(state, Mapping) or {*state} != {"optimizer", "places", "exact"}:
+    if not isinstance(state, Mapping) or {*state} != STATE:
         given = sorted(state) if isinstance(state, Mapping) else type(state).__name__
-        raise ConfigError("state", given, "optimizer, places and exact", hint)
+        raise ConfigError("state", given, ", ".join(sorted(STATE)), hint)
     for given, own_place in zip_longest(state["places"], places):
         if given != own_place:
             next_ = own_place or "no more"
@@ -148,6 +153,9 @@ def refuse_other_state(state: Mapping[str, Any], places: Sequence[str], own: Nam
     if odd := sorted(exact.items() ^ wanted.items()):
         expected = f"the {len(wanted)} exact values of this process, by this plan and precision"
         raise ConfigError("state.exact", odd[0][0], expected, hint)
+    if bool(state["loss_scale"]) != scales:
+        expected = "a scale where the model computes in fp16, and there alone"
+        raise ConfigError("state.loss_scale", state["loss_scale"], expected, hint)
 
 
 def refuse_no_grad(call: str) -> None:
