@@ -223,6 +223,32 @@ def test_two_optimizers_of_one_model_both_know_its_samples(pool: WorkerPool) -> 
     assert all(map(all, pool.run(two_optimizers, world_size=2)))
 
 
+def masked_mean(address: RankAddress) -> list[float]:
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    join_model(model, comm)
+    sgd = weft.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))[4 * address.rank :][:4]
+    counted = torch.full((4,), 1.0 - address.rank)
+    ((model(x).square().squeeze(1) * counted).sum() / counted.sum()).backward()
+    sgd.step(weight=float(counted.sum()))  # type: ignore[call-arg]
+    comm.close()
+    return [float(value) for value in model.weight.flatten()]
+
+
+def test_a_part_in_which_nothing_counts_adds_nothing(pool: WorkerPool) -> None:
+    """Its mean is 0 / 0, of which a plain loop over all samples knows nothing."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))[:4]
+    model(x).square().mean().backward()
+    sgd.step()
+    for found in pool.run(masked_mean, world_size=2):
+        assert found == pytest.approx(model.weight.flatten().tolist(), rel=1e-6)
+
+
 def test_a_step_without_weight_changes_nothing(pool: WorkerPool) -> None:
     assert all(map(all, pool.run(zero_weights, world_size=2)))
 

@@ -265,7 +265,8 @@ class _Reduction:
         self._gradients.begin(int(bool(present)))
         for name, grad in reversed(present.items()):
             place = self._places[name]
-            self._gradients.add(place, grad.to(place.dtype) * weight)
+            part = grad.to(place.dtype) * weight
+            self._gradients.add(place, part if weight else torch.zeros_like(part))  # NaN, maybe
         device = self._membership.comm.device
         return torch.tensor([0.0, weight], dtype=torch.float64, device=device)
 
