@@ -32,6 +32,16 @@ def test_two_plans_of_one_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["divergence"] is None and found["precision"] == "fp64" and found["steps"] == 3
 
 
+def test_what_is_not_compared_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both sides train on the made-up samples of A."""
+    other = f"debug {SMALL} data.mask_documents=true optim.eps=1e-3 train.steps=9 train.log_every=3"
+    assert run(["compare", "--bisect", f"debug {SMALL}", other, "--json", "--steps", "1"]) == 0
+    said = capsys.readouterr()
+    left = ["train.steps", "data.mask_documents", "optim.eps"]
+    assert sorted(json.loads(said.out)["not_compared"]) == sorted(left)
+    assert all(key in said.err for key in left)
+
+
 def test_a_setting_that_matters_shows_in_the_update_of_step_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

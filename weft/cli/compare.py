@@ -96,7 +96,7 @@ def _refuse_without_bisect(full: bool, steps: int) -> None:
 def _bisect(a: str, b: str, *, steps: int, full: bool, json: bool) -> None:
     sides = (_resolved("A", a), _resolved("B", b))
     from weft.checkpoint.store import candidates
-    from weft.diagnose.divergence import bisect_sides, in_words, to_json
+    from weft.diagnose.divergence import bisect_sides, in_words, not_compared, to_json
     from weft.elastic.failure import RanksFailedError
     from weft.elastic.pool import WorkerPool
 
@@ -110,8 +110,11 @@ def _bisect(a: str, b: str, *, steps: int, full: bool, json: bool) -> None:
             found = bisect_sides(pool.run, sides, steps=steps, full=full, start=start)
     except RanksFailedError as error:
         raise RunError(str(error)) from error
+    left = not_compared(sides)
+    if left:
+        err.print(f"note: not compared, for both have samples and steps of A: {', '.join(left)}")
     if json:
-        print_json(to_json(found))
+        print_json({**to_json(found), "not_compared": left})
     else:
         ranks = " and ".join(str(plan.world_size) for plan in found.plans)
         model = "" if full else ", a small model of the same kind; --full takes it as it is"

@@ -17,6 +17,7 @@ import numpy as np
 
 from weft.checkpoint.reader import open_checkpoint
 from weft.comm.address import RankAddress
+from weft.config.check import flat
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.diagnose.trace import PROJECTIONS, Array, Grid, Kind, Record, Recorder
 from weft.diagnose.verify import Rehearsal, RunsRanks, in_small, rehearsing, synthetic_microbatches
@@ -24,6 +25,7 @@ from weft.models.registry import spec_from_dict
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision
 from weft.report.compare_band import coarser, tensor_band
+from weft.report.compare_runs import IGNORED
 from weft.resolve.resolve import Resolved
 from weft.train.assemble import Built, fill, initial
 from weft.train.saving import restore
@@ -34,6 +36,8 @@ TERMS: tuple[Kind, ...] = ("gradient", "parameter gradient")
 FLOOR = 0.05
 """What is small because large terms cancel in it (the gradient of a key's bias is zero but for
 rounding) is measured against this part of the largest tensor of its kind."""
+GIVEN = "data.", "train.", "optim.eps"
+"""Keys of what both sides are given."""
 LAST = 1 << 30
 
 Meddle = Callable[[Built, int], None]
@@ -150,6 +154,14 @@ def bisect_sides(
         first = replace(first, spec=spec, seq_len=a.config.data.seq_len)
     second = replace(first, optim=second.optim)
     return bisect(run, (plan_a, plan_b), (first, second), start=start)
+
+
+def not_compared(sides: tuple[Resolved, Resolved]) -> list[str]:
+    """Keys of data, of training and of an optimizer's ``eps`` that differ: ``bisect_sides`` gives
+    both sides the samples and steps of A, and an ``eps`` that enlarges no rounding."""
+    a, b = (dict(flat(side.config)) for side in sides)
+    keys = (key for key in {**a, **b} if key.startswith(GIVEN) and a.get(key) != b.get(key))
+    return [key for key in keys if not key.startswith(IGNORED)]
 
 
 def _refuse_unlike(a: Resolved, b: Resolved) -> None:
