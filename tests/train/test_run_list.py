@@ -3,6 +3,8 @@
 import fcntl
 import json
 import os
+import shutil
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +69,10 @@ def test_states_and_numbers_of_runs(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "linked").symlink_to(tmp_path / "done")
+    damaged = make(tmp_path, "damaged", steps=2, summary='{"step": 2}')
+    (damaged / "config.yaml").write_text("{")
+    (damaged / "plan.json").unlink()
+    os.mkfifo(damaged / "plan.json")  # which nobody writes into
     torn = make(tmp_path, "torn", steps=2)
     with (torn / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')
@@ -81,6 +87,7 @@ def test_states_and_numbers_of_runs(tmp_path: Path) -> None:
         "empty": "empty",
         "failed": "failed",
         "imported": "stopped",
+        "damaged": "stopped",  # of how many steps nobody can say
         "torn": "stopped",
         "running": "running",
     }
@@ -174,6 +181,23 @@ def test_what_may_not_be_deleted_says_why(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no command works"):
             delete_run(busy)
     assert (busy.folder / "plan.json").is_file() and why_not(busy) == ""
+
+
+def test_what_is_mounted_in_a_run_is_not_deleted(tmp_path: Path) -> None:
+    """A folder of the same file system."""
+    run, treasure = make(tmp_path / "runs", "a run"), tmp_path / "treasure"
+    inside = run / "mnt"
+    for folder in (treasure, inside):
+        folder.mkdir()
+    (treasure / "file").touch()
+    command = ["mount", "--bind", str(treasure), str(inside)]
+    if not shutil.which("mount") or subprocess.run(command, check=False).returncode:
+        pytest.skip("may not mount a folder here (needs root)")
+    try:
+        assert why_not(run_facts(run)) == "another file system is mounted in it"
+    finally:
+        subprocess.run(["umount", str(inside)], check=True)
+    assert (treasure / "file").exists() and why_not(run_facts(run)) == ""
 
 
 def test_deleting_follows_no_link(tmp_path: Path) -> None:

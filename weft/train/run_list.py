@@ -117,7 +117,9 @@ def run_facts(folder: Path) -> RunFacts:
     return RunFacts(
         name=folder.name,
         folder=folder,
-        state=_state(folder, config, last, is_finished=bool(summary) and (steps or 0) <= step),
+        state=_state(
+            folder, config, last, is_finished=bool(summary) and steps is not None and steps <= step
+        ),
         step=step,
         steps=None if steps is None else int(steps),
         loss=number(last, "loss"),
@@ -250,9 +252,20 @@ def why_not(run: RunFacts) -> str:
     if run.state == "running" or is_alive(run.folder):
         return "a command works in it"
     here = run.folder.stat().st_dev
-    if any(entry.st_dev != here for entry in _entries(run.folder)):
+    if any(entry.st_dev != here for entry in _entries(run.folder)) or _is_mounted(run.folder):
         return "another file system is mounted in it"
     return ""
+
+
+def _is_mounted(folder: Path) -> bool:
+    """Something is mounted in a folder, also of the same file system; as far as the kernel says."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except OSError:
+        return False
+    points = (line.split(b" ")[4].decode("unicode_escape").encode("latin-1") for line in lines)
+    inside = os.fsencode(folder.resolve()) + b"/"
+    return any(point.startswith(inside) for point in points)
 
 
 def superfluous_checkpoints(run: RunFacts) -> tuple[list[Path], int]:
@@ -337,16 +350,23 @@ def _entries(folder: Path) -> Iterator[os.stat_result]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = yaml.safe_load(path.read_text("utf-8"))
+        value = yaml.safe_load(_text(path))
     except UNREADABLE:
         return {}
     return value if isinstance(value, dict) else {}
 
 
+def _text(path: Path) -> str:
+    """Of a file: of a pipe, which may never end, nothing is read."""
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    return path.read_text("utf-8")
+
+
 def _plan(path: Path) -> str:
     """In words; a question mark where the file says no plan."""
     try:
-        return plan_in_words(Plan.from_json(path.read_text("utf-8")))
+        return plan_in_words(Plan.from_json(_text(path)))
     except UNREADABLE:
         return "?"
 
