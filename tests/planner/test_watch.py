@@ -61,7 +61,7 @@ def test_what_is_ended_is_the_best_so_far() -> None:
 def test_refining_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deep pipelines have many orders, each of which takes long to make: what is best so far is
     refined, and no other."""
-    options = replace(OPTIONS, effort=Options().effort, in_flight=True, cuts_layers=True)
+    options = replace(OPTIONS, in_flight=True, cuts_layers=True)
     problem, made = replace(PROBLEM, options=options), list[Candidate]()
 
     def searched(watch: Watch, *, stops: bool) -> Found:
