@@ -16,6 +16,7 @@ from weft.config.schema import one_of
 GOOD = "data: {path: my.txt}\nbatch: {samples: 8, micro: 2}\noptim: {schedule: {decay: 0.1}}\n"
 """A small valid file; cases add to it or replace it."""
 AXES = one_of(NAMES)
+TOO_MANY = "values lie too deep in each other, or are more than 100,000 with '*'."
 
 
 @dataclass(frozen=True)
@@ -508,6 +509,17 @@ REFUSALS = [
         "value that contains itself",
         "'sample.prompts[0]' contains itself through '*'; write the value out.\n    at my.yaml:2",
         yaml="extends: debug\nsample: {prompts: &a [*a]}\n",
+    ),
+    Case(
+        "values too deep",
+        f"{TOO_MANY}\n    at my.yaml:1",
+        yaml=f"extends: debug\nsample: {{prompts: {'[' * 3000}{']' * 3000}}}\n",
+    ),
+    Case(
+        "values that are repeated too often",
+        f"{TOO_MANY}\n    at my.yaml:1",
+        yaml="extends: debug\na0: &a0 [1]\n"
+        + "".join(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]\n" for n in range(12)),
     ),
     Case(
         "list as a key",

@@ -122,6 +122,14 @@ _Loader.yaml_implicit_resolvers = {}
 _Loader.add_implicit_resolver(_WORD, re.compile(""), None)
 
 
+MOST_VALUES = 100_000
+"""Of a text, with what ``*`` repeats: a few lines can say billions."""
+
+
+class _TooManyError(Exception):
+    """Values."""
+
+
 @dataclass(slots=True)
 class Reading:
     """A text being turned into entries; problems collect in ``errors``."""
@@ -129,11 +137,17 @@ class Reading:
     origin: Callable[[int], Origin]
     """Line number, from 1 -> origin."""
     errors: list[ConfigError] = field(default_factory=list)
+    _num_values: int = 0
 
     def read(self, text: str) -> Entry | None:
         """The text's one value; None when it cannot be read at all, or holds nothing."""
         try:
             node = yaml.compose(text, _Loader)
+            return None if node is None else self._entry(node, "", ())
+        except (RecursionError, _TooManyError):
+            hint = f"values lie too deep in each other, or are more than {MOST_VALUES:,} with '*'."
+            self._problem(1, hint)
+            return None
         except yaml.MarkedYAMLError as error:
             problem, mark = error.problem or str(error), error.problem_mark
             plainer = next((words for part, words in _PLAINER if part in problem), problem)
@@ -143,7 +157,6 @@ class Reading:
             line = text.count("\n", 0, error.position) + 1
             self._problem(line, "this is not YAML: a control character stands in the text.")
             return None
-        return None if node is None else self._entry(node, "", ())
 
     def _problem(self, line: int, sentence: str) -> None:
         self.errors.append(ConfigError("", None, "", sentence, where=str(self.origin(line))))
@@ -151,6 +164,9 @@ class Reading:
     def _entry(self, node: yaml.Node, key: str, above: tuple[yaml.Node, ...]) -> Entry:
         line = node.start_mark.line + 1
         origin = self.origin(line)
+        self._num_values += 1
+        if self._num_values > MOST_VALUES:
+            raise _TooManyError
         if node in above:
             self._problem(line, f"'{key}' contains itself through '*'; write the value out.")
             return Entry("*", origin)
