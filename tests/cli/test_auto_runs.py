@@ -47,7 +47,7 @@ def test_a_chosen_plan_trains_and_is_kept(here: Path, capsys: pytest.CaptureFixt
 def test_how_far_a_search_is(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr(waiting, "SECONDS_BETWEEN_LINES", 0.0)
     asked = ["train", "tiny.yaml", *SHORT, "plan.auto.ranks=2", "--steps", "1"]
     assert run([*asked, "--out", "told"]) == 0
     assert "candidates done" in capsys.readouterr().err

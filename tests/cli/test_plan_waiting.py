@@ -79,3 +79,18 @@ def test_who_asks_twice_or_before_anything_fits_is_let_go(monkeypatch: pytest.Mo
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_lines_say_that_candidates_are_done_and_then_refined(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(waiting, "monotonic", lambda: now_s)
+    watch = waiting.telling()
+    for now_s, done in ((1.0, 10), (2.5, 20), (4.0, 30), (5.0, 30), (9.0, 30)):  # noqa: B007
+        watch.tell(done, 2.5)
+    assert capsys.readouterr().err.splitlines() == [
+        "searching: 20 candidates done, the best takes 2.5 s a step",
+        "searching: 30 candidates done, the best takes 2.5 s a step",
+        "refining the best of what was found, for 5 s",
+    ]

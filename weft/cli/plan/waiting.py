@@ -31,14 +31,21 @@ def telling() -> Watch:
 
 class _Lines:
     def __init__(self) -> None:
-        self._said = monotonic()
+        self._said, self._done, self._since = monotonic(), -1, 0.0
+        """When it said something last, of how many candidates, and since when of so many."""
 
     def tell(self, done: int, best_s: float) -> None:
         """In a line, if the last was long ago."""
-        if monotonic() - self._said >= SECONDS_BETWEEN_LINES:
-            self._said = monotonic()
+        now = monotonic()
+        if done != self._done:
+            self._done, self._since = done, now
+        if now - self._said >= SECONDS_BETWEEN_LINES:
+            self._said = now
             best = f", the best takes {best_s:.3g} s a step" if best_s < inf else ""
-            err.print(f"searching: {done:,} candidates done{best}", style="dim")
+            words = f"searching: {done:,} candidates done{best}"
+            if now - self._since > SECONDS_BETWEEN_LINES:
+                words = f"refining the best of what was found, for {now - self._since:.0f} s"
+            err.print(words, style="dim")
 
 
 class _Waiting(Asked):
