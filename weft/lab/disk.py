@@ -15,6 +15,7 @@ from pathlib import Path
 from weft.config.errors import RunError
 from weft.lab.identity import Identity
 from weft.lab.tools import call
+from weft.platform.mounts import mounts
 
 _WHOLE = "50%"
 """Of the machine's memory: the limit of a disk that is not full."""
@@ -75,12 +76,7 @@ class SmallDisk:
 
 def mounted(text: str) -> Iterator[tuple[str, Path]]:
     """(lab's name, folder) of every disk in ``/proc/self/mounts``."""
-    for line in text.splitlines():
-        source, folder, *_ = line.split()
-        if Identity.of_name(source):
-            # The kernel writes a space as \\040 and so on.
-            path = folder.encode("latin-1").decode("unicode_escape").encode("latin-1")
-            yield source, Path(os.fsdecode(path))
+    return ((source, folder) for source, folder in mounts(text) if Identity.of_name(source))
 
 
 def put_back(folder: Path, name: str) -> None:

@@ -21,6 +21,7 @@ import yaml
 from weft.checkpoint.place import are_far
 from weft.config.errors import ConfigError
 from weft.plan.plan import Plan
+from weft.platform.mounts import mounts_here
 from weft.report.run_files import UNREADABLE, at, number
 from weft.train.run_folder import (
     CONFIG_FILE,
@@ -259,13 +260,7 @@ def why_not(run: RunFacts) -> str:
 
 def _is_mounted(folder: Path) -> bool:
     """Something is mounted in a folder, also of the same file system; as far as the kernel says."""
-    try:
-        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
-    except OSError:
-        return False
-    points = (line.split(b" ")[4].decode("unicode_escape").encode("latin-1") for line in lines)
-    inside = os.fsencode(folder.resolve()) + b"/"
-    return any(point.startswith(inside) for point in points)
+    return any(folder.resolve() in point.parents for _, point in mounts_here())
 
 
 def superfluous_checkpoints(run: RunFacts) -> tuple[list[Path], int]:

@@ -177,6 +177,7 @@ class Executor:
         )
         self._gradients = gradients
         self.scale = scale
+        """Sums of losses are divided by it before backward."""
         self._loss_scale = loss_scale
         self._work = work
         self.told: Told = untold
