@@ -1,5 +1,6 @@
 """Borders that the planner moves into layers: where it pays, as far as memory goes, no further."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,9 @@ from weft.planner.explain import what_cuts_save
 from weft.planner.fit import shortages
 from weft.planner.forecast import forecast
 from weft.planner.problem import Options, Problem, Workload
-from weft.planner.search import search
+from weft.planner.search import refined, search
 from weft.planner.search.finer import with_finer_borders
+from weft.planner.search.found import Candidate
 from weft.planner.search.orders import with_made_orders
 from weft.schedules.registry import by_preference
 
@@ -102,3 +104,21 @@ def test_a_cut_needs_room() -> None:
     tight = problem(4, 1.0, 1.0, gib=sum(need) / 2 / 0.92)
     (kept,) = with_finer_borders([replace(whole, cluster=tight.cluster)], tight)
     assert kept.plan == whole.plan
+
+
+def test_one_plan_on_two_kinds_of_chips_is_refined_on_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans name no chips: of two candidates with the same plan on others neither stands for both,
+    and each is asked about once."""
+    both = problem(4, 1.0, 0.5)
+    alone = (both.on(ClusterView((pool,))) for pool in both.cluster.pools)
+    first, second = (search(one).best for one in alone)
+    assert first.plan == second.plan and first.cluster != second.cluster
+    asked = []
+
+    def finer(few: Sequence[Candidate], problem: Problem) -> list[Candidate]:
+        asked.extend(few)
+        return with_finer_borders(few, problem)
+
+    monkeypatch.setattr(refined, "with_finer_borders", finer)
+    refined.refined([[first]], both, near=[first, second, first])
+    assert [one.cluster for one in asked] == [first.cluster, second.cluster]

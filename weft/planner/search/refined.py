@@ -7,11 +7,12 @@ memory. So each is tried alone and with the others, and what is fastest in the e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import TypeVar
 
+from weft.cluster.view import ClusterView
 from weft.plan.plan import Plan
 from weft.planner.problem import Problem
 from weft.planner.search.again import ALL, with_least_recompute
@@ -73,6 +74,9 @@ class _Some:
 
     problem: Problem
     goes_on: Callable[[], bool]
+    _cut: dict[Plan, list[tuple[ClusterView, Candidate]]] = field(default_factory=dict)
+    """By plan, on whichever chips, what it is with borders inside layers: all are asked for as what
+    is promising, and some again as what is refined."""
 
     def of(self, every: Iterable[_Each]) -> Iterator[_Each]:
         """The first, and the others as long as somebody waits."""
@@ -84,6 +88,16 @@ class _Some:
     def each(self, every: Iterable[Candidate], refine: _Refine) -> Iterator[Candidate]:
         """As many, refined."""
         return (found for one in self.of(every) for found in refine([one], self.problem))
+
+    def cut(self, every: Iterable[Candidate]) -> Iterator[Candidate]:
+        """As many, with borders inside layers."""
+        for one in self.of(every):
+            known = self._cut.setdefault(one.plan, [])
+            found = [after for cluster, after in known if cluster == one.cluster]
+            if not found:
+                found = with_finer_borders([one], self.problem)
+                known += [(one.cluster, after) for after in found]
+            yield from found
 
     def variants(
         self,
@@ -101,10 +115,10 @@ class _Some:
             least = min([least, *map(_step_s, deeper)])
         few = _each_once([*few, *promising])
         few = _each_once([*few, *self._with_room(few, least)])
-        cut = [*self.each(few, with_finer_borders)]
+        both = _each_once([*few, *self.cut(few)])
         yield from self.each(few, with_head_parts)
-        lighter = [*self.each([*few, *cut], with_least_recompute)]
-        every = self.of(_each_once([*few, *cut, *lighter]))
+        lighter = [*self.each(both, with_least_recompute)]
+        every = self.of(_each_once([*both, *lighter]))
         floors = [(_floor_s(each, problem), each) for each in every]
         for floor_s, candidate in self.of(sorted(floors, key=lambda both: both[0])):
             if floor_s < least:
@@ -116,7 +130,7 @@ class _Some:
         """All, and all with borders inside layers, which may be what makes one fast; what could be
         fastest first."""
         every = _each_once([*self.of(near)])
-        both = self.of(_each_once([*every, *self.each(every, with_finer_borders)]))
+        both = self.of(_each_once([*every, *self.cut(every)]))
         floors = [(_floor_s(each, self.problem), each) for each in both]
         return [each for _, each in sorted(floors, key=lambda both: both[0])]
 
@@ -140,12 +154,12 @@ def _all_again(candidate: Candidate, problem: Problem) -> Candidate:
 
 
 def _each_once(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Of each plan the first."""
-    plans: list[Plan] = []
-    found = []
+    """Of each plan the first on the same chips: on others it is another."""
+    found, clusters = list[Candidate](), dict[Plan, list[ClusterView]]()
     for candidate in candidates:
-        if candidate.plan not in plans:
-            plans.append(candidate.plan)
+        known = clusters.setdefault(candidate.plan, [])
+        if candidate.cluster not in known:
+            known.append(candidate.cluster)
             found.append(candidate)
     return found
 
