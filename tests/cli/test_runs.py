@@ -276,7 +276,7 @@ def test_report_is_written_again(finished: Path, tmp_path: Path, result: Output)
 def test_verify_proves_the_plan(here: Path, result: Output) -> None:
     found = result("verify", "tiny.yaml", "plan.shares=[2,1]", "compute.precision=auto")
     assert (found["ok"], found["ranks"], found["steps"], found["dtype"]) == (True, 2, 3, "fp64")
-    assert set(found["max_rel"]) == {"loss", "grad", "param", "grad_norm"}
+    assert set(found["max_rel"]) == {"loss", "grad", "param", "grad_norm", "param_beyond"}
     assert all(value <= 1e-10 for value in found["max_rel"].values())
     assert sorted(path.name for path in here.iterdir()) == ["text.txt", "tiny.yaml"]
 

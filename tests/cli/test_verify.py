@@ -167,6 +167,32 @@ def test_coarser_numbers_are_inside_their_tolerance(
     assert max(found["reference"]["max_rel"].values()) > 1e-10, "it is not the same code"
 
 
+def test_matrices_that_are_narrow_are_updated_otherwise(
+    planted: Planted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the reference too: not what else has such names."""
+    group = "optim.groups=[{params: layers.*, narrower_than: 512, lr_scale: 0.5, weight_decay: 0}]"
+    assert planted(nothing_wrong, group) == 0, capsys.readouterr().out
+
+
+def test_numbers_that_are_not_finite_are_null(
+    planted: Planted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert planted(nothing_wrong, "optim.lr=1e300", "optim.max_grad_norm=null", "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["max_rel"]["param"] is None and found["ok"] is False
+
+
+def test_a_small_model_of_which_nothing_is_trained_is_refused(
+    planted: Planted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frozen = ("layers.[0-3].*", "embed*", "head*", "norm*")
+    groups = ", ".join(f"{{params: '{each}', trainable: false}}" for each in frozen)
+    assert planted(nothing_wrong, "model.num_layers=6", f"optim.groups=[{groups}]") == 2
+    told = capsys.readouterr().err
+    assert "optim.groups" in told and "has 4 layers" in told and "compute.precision" not in told
+
+
 def test_eight_bits_are_compared_with_one_process_alone(
     planted: Planted, capsys: pytest.CaptureFixture[str]
 ) -> None:

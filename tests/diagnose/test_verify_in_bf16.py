@@ -128,7 +128,9 @@ def test_what_an_optimizer_may_make_of_rounding() -> None:
     noise = 16 * 2.0**-8
     assert allowed == pytest.approx([0.02, 0.01 * noise / 1.00001])
     off = Trace([1.0], [1.0], grads, {"k.bias": np.array([0.03, 1.0])})
-    assert difference(trace, off, {"k.bias": allowed}).param == pytest.approx(0.01)
+    found = difference(trace, off, {"k.bias": allowed})
+    assert (found.param, found.param_beyond) == pytest.approx((0.03, 0.01))
+    assert found.largest == found.param_beyond, "what is explained is said, and is no mistake"
     assert enlarged_rounding(trace, replace(rehearsal, optim=SgdConfig()), "bf16") == {}
 
 

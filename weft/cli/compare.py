@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -189,7 +188,7 @@ def _print_verdict(found: Verdict) -> None:
     out.print(
         f"{found.ranks} rank(s) against one process, {found.steps} steps, {found.dtype}{eight}"
     )
-    _print_difference(found.plan)
+    _print_difference(found.plan, found.tolerance)
     good = found.accepts(found.plan)
     verdict = "[green]the plan changes nothing[/]" if good else "[red]THE PLAN DIFFERS[/]"
     out.print(f"{verdict} {limit}", markup=True)
@@ -197,13 +196,16 @@ def _print_verdict(found: Verdict) -> None:
         out.print(f"one process is compared with no reference: {found.lacks}")
         return
     out.print("one process against the reference (the model written out, PyTorch's optimizer)")
-    _print_difference(found.reference)
+    _print_difference(found.reference, found.tolerance)
     good = found.accepts(found.reference)
     right, wrong = "one process is what it computes", "ONE PROCESS DIFFERS FROM IT"
     verdict = f"[green]{right}[/]" if good else f"[red]{wrong}[/]"
     out.print(f"{verdict} {limit}", markup=True)
 
 
-def _print_difference(found: Difference) -> None:
-    for name, value in asdict(found).items():
-        out.print(f"  {name:<10} largest relative difference {value:.2e}")
+def _print_difference(found: Difference, tolerance: float) -> None:
+    for name in ("loss", "grad", "param", "grad_norm"):
+        value = getattr(found, name)
+        words = f", {found.param_beyond:.2e} of it more than rounding of gradients explains"
+        rest = words * (name == "param" and found.param_beyond <= tolerance < value)
+        out.print(f"  {name:<10} largest relative difference {value:.2e}{rest}")

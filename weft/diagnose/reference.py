@@ -7,7 +7,7 @@ decay, how the learning rate goes and what is clipped is said here once more.
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -23,7 +23,7 @@ from weft.models.registry import FAMILIES, param_specs
 from weft.nn.init import initial_values
 from weft.optim.registry import OPTIMIZERS
 from weft.plan.box import Box
-from weft.plan.model import ModelSpec
+from weft.plan.model import ParamSpec
 
 
 def lacks_reference(rehearsal: Rehearsal) -> str:
@@ -49,7 +49,7 @@ def by_reference(rehearsal: Rehearsal, num_samples: int) -> Trace:
         param.name: initial_values(rehearsal.seed, param, Box.whole(param.shape), torch.float64)
         for param in param_specs(spec)
     }
-    optimizer = _optimizer(optim, _trainable(spec, params), reference.tables)
+    optimizer = _optimizer(optim, param_specs(spec), params, reference.tables)
     trained = {n: p for n, p in params.items() if p.requires_grad}
     limit = math.inf if optim.max_grad_norm is None else optim.max_grad_norm
     trace = Trace([], [], {}, {})
@@ -74,39 +74,45 @@ def by_reference(rehearsal: Rehearsal, num_samples: int) -> Trace:
     return trace
 
 
-def _trainable(spec: ModelSpec, params: Params) -> dict[str, Tensor]:
-    return {param.name: params[param.name] for param in param_specs(spec) if param.trainable}
-
-
 def _settle(params: Params, values: Params) -> None:
     for name, value in values.items():
         params[name].copy_(value)
 
 
-def _optimizer(optim: OptimConfig, params: Params, tables: Set[str]) -> Optimizer:
+def _optimizer(
+    optim: OptimConfig, specs: Sequence[ParamSpec], params: Params, tables: Set[str]
+) -> Optimizer:
     """PyTorch's, of the parameters that are not frozen: those have a gradient from now on. Each is
     a group of its own, with its name."""
     make = OPTIMIZERS[optim.kind].reference
     assert make is not None, optim.kind
     groups: list[dict[str, Any]] = []
-    for name, param in params.items():
-        numbers = _numbers(optim, name, param, tables)
+    for spec in (spec for spec in specs if spec.trainable):
+        numbers = _numbers(optim, spec, tables)
         if numbers:
-            groups.append({"params": [param.requires_grad_()], "name": name, **numbers})
+            param = params[spec.name].requires_grad_()
+            groups.append({"params": [param], "name": spec.name, **numbers})
     return make(optim, groups)
 
 
-def _numbers(optim: OptimConfig, name: str, param: Tensor, tables: Set[str]) -> dict[str, float]:
+def _numbers(optim: OptimConfig, spec: ParamSpec, tables: Set[str]) -> dict[str, float]:
     """With what a parameter is updated; nothing where it is frozen. The first group that matches
     counts. Of the rest matrices decay; norms, biases and tables do not."""
-    decay = optim.weight_decay if param.ndim >= 2 and name not in tables else 0.0
+    decays = len(spec.shape) >= 2 and spec.name not in tables
+    decay = optim.weight_decay if decays else 0.0
     for group in optim.groups:
-        if fnmatchcase(name, group.params):
+        if fnmatchcase(spec.name, group.params) and _is_narrow(spec, group.narrower_than):
             if not group.trainable:
                 return {}
             own = decay if group.weight_decay is None else group.weight_decay
             return {"lr_scale": group.lr_scale, "weight_decay": own}
     return {"lr_scale": 1.0, "weight_decay": decay}
+
+
+def _is_narrow(spec: ParamSpec, limit: int | None) -> bool:
+    """The smaller side of a matrix, or of each expert's, is below the limit, if there is one."""
+    sides = spec.shape[1:] if spec.of_experts else spec.shape
+    return limit is None or (len(sides) == 2 and min(sides) < limit)
 
 
 def _learning_rate(optim: OptimConfig, step: int, steps: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any
 
 from weft.config.sections import Config
@@ -60,9 +61,14 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         facts = {"dtype": self.dtype, "ranks": self.ranks, "steps": self.steps}
         limits = {"tolerance": self.tolerance, "ok": self.ok}
-        found = None if self.reference is None else asdict(self.reference)
+        found = None if self.reference is None else _numbers(self.reference)
         reference = {"max_rel": found, "lacks": self.lacks}
-        return {"max_rel": asdict(self.plan), "reference": reference, **facts, **limits}
+        return {"max_rel": _numbers(self.plan), "reference": reference, **facts, **limits}
+
+
+def _numbers(found: Difference) -> dict[str, float | None]:
+    """None for what is not finite: JSON has no such numbers."""
+    return {n: value if isfinite(value) else None for n, value in asdict(found).items()}
 
 
 def verify_plan(

@@ -90,10 +90,13 @@ class Difference:
     grad: float
     param: float
     grad_norm: float
+    param_beyond: float
+    """Of ``param``, what rounding of gradients does not explain; see ``enlarged_rounding``."""
 
     @property
     def largest(self) -> float:
-        return max(self.loss, self.grad, self.param, self.grad_norm)
+        """Of what counts."""
+        return max(self.loss, self.grad, self.param_beyond, self.grad_norm)
 
 
 def one_process(plan: Plan) -> Plan:
@@ -153,7 +156,7 @@ def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[P
 
     Raises:
         ConfigError: sites train for themselves, or what is sent is cast: no one process does so;
-            or the small model has too few blocks.
+            or of the small model nothing is trained, or it has too few blocks.
     """
     for key, cast in (
         ("plan.border", next(iter(plan.casts), "")),
@@ -180,7 +183,14 @@ def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[P
     length = max(16, 2 * parts)
     sized = replace(little, seq_len=length)
     try:
-        refuse_cut_blocks(plan, sized, marked(config.optim, param_specs(sized)))
+        specs = marked(config.optim, param_specs(sized))
+    except ConfigError as error:
+        hint = (
+            f"The small model that is rehearsed has {little.num_layers} layers: name one of them."
+        )
+        raise ConfigError(error.key, error.value, f"{error.expected} there too", hint) from error
+    try:
+        refuse_cut_blocks(plan, sized, specs)
     except ConfigError as error:
         hint = f"The small model that is rehearsed has {error.expected.partition('; not ')[2]}."
         expected = "a precision whose blocks the plan does not cut, as fp8-rowwise"
@@ -299,11 +309,13 @@ def difference(
     Args:
         enlarged: By how much parameters may differ besides; see ``enlarged_rounding``.
     """
+    params = reference.params, other.params, _floors(reference.params)
     return Difference(
         loss=_relative(np.array(reference.losses), np.array(other.losses)),
         grad=_largest(reference.grads, other.grads, _scales(reference.grads)),
-        param=_largest(reference.params, other.params, _floors(reference.params), enlarged or {}),
+        param=_largest(*params),
         grad_norm=_relative(np.array(reference.grad_norms), np.array(other.grad_norms)),
+        param_beyond=_largest(*params, enlarged or {}),
     )
 
 
