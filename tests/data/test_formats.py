@@ -82,6 +82,27 @@ def test_compressed_text_is_the_text(tmp_path: Path, end: str, pack: Pack) -> No
     assert min(sizes) > 0 and sum(sizes) == len(text)
 
 
+def test_padding_of_any_length_follows_a_gzip_file(tmp_path: Path) -> None:
+    """As tapes have it; it does not come first, and what follows it counts."""
+    lines = plain(tmp_path, ".jsonl").read_bytes()
+    packed = [gzip.compress(part) + b"\0" * 200_000 for part in (lines[:500], lines[500:])]
+    (tmp_path / "x.jsonl.gz").write_bytes(b"".join(packed))
+    assert everything(tmp_path / "x.jsonl.gz", tmp_path / "cache") == TEXTS
+    (tmp_path / "y.jsonl.gz").write_bytes(b"\0" * 200_000)
+    with pytest.raises(ConfigError, match="incorrect header"):
+        everything(tmp_path / "y.jsonl.gz", tmp_path / "cache")
+
+
+def test_zstd_files_may_look_back_far(tmp_path: Path) -> None:
+    """As ``zstd --long=28`` makes them: more than decoders allow by themselves."""
+    zstandard = pytest.importorskip("zstandard")
+    far = zstandard.ZstdCompressionParameters.from_level(1, window_log=28)
+    packer = zstandard.ZstdCompressor(compression_params=far).compressobj()
+    packed = packer.compress(plain(tmp_path, ".jsonl").read_bytes()) + packer.flush()
+    (tmp_path / "x.jsonl.zst").write_bytes(packed)
+    assert everything(tmp_path / "x.jsonl.zst", tmp_path / "cache") == TEXTS
+
+
 def saved_dataset(root: Path, texts: Sequence[str] = TEXTS) -> Path:
     """As ``Dataset.save_to_disk`` of Hugging Face's ``datasets`` leaves it."""
     root.mkdir()

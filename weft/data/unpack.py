@@ -18,6 +18,8 @@ from weft.data.sources import ROWS, Request, SourceFile, last_line_end, to_utf8
 
 _COPIED_BYTES = 1 << 20
 _SNIFFED_BYTES = 8192
+_WINDOW_BYTES = 1 << 31
+"""That a zstd file may look back, as the format has it: ``zstd --long=31``."""
 _READ_BYTES = 1 << 16
 """Of the compressed file, at a time: what comes out of it fits in memory."""
 
@@ -54,6 +56,8 @@ class _Unpacked(io.RawIOBase):
         self._ready = memoryview(b"")
         self._inside = False
         """Some of the frame at hand was read, and not its end."""
+        self._between = False
+        """The end of a frame was read, and nothing of another."""
 
     def readable(self) -> bool:
         return True
@@ -77,12 +81,12 @@ class _Unpacked(io.RawIOBase):
         """What the next bytes come to; several frames follow each other."""
         parts = []
         try:
-            while data:
+            while data := data.lstrip(b"\0") if self._between else data:  # gzip allows padding
                 parts.append(self._decoder.decompress(data))
-                self._inside = not self._decoder.eof
+                self._between = self._decoder.eof
+                self._inside = not self._between
                 data = self._decoder.unused_data
-                if not self._inside:
-                    data = data.lstrip(b"\0")  # gzip allows padding
+                if self._between:
                     self._decoder = _decoder(self._request, self._file)
         except _errors(self._file) as error:
             raise self._error(str(error)) from None
@@ -106,7 +110,7 @@ def _decoder(request: Request, file: SourceFile) -> Any:
     except ImportError:
         hint = f"{file.path} needs zstandard: pip install 'weft[zstd]'."
         raise request.error("a format that can be read here", hint) from None
-    return zstandard.ZstdDecompressor().decompressobj()
+    return zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES).decompressobj()
 
 
 def _errors(file: SourceFile) -> type[Exception]:
