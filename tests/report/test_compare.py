@@ -100,6 +100,23 @@ def test_a_page_that_cannot_be_written_is_seen_first(
         assert problem in said.err and not said.out
 
 
+def test_losses_of_zero_are_equal_and_huge_ones_are_not(tmp_path: Path) -> None:
+    """A batch without weight has a loss of zero; of one in the hundreds of digits no square is
+    known."""
+    a, b = (make(tmp_path, name, lambda n: 0.0 if n < 3 else fall(n)) for name in "ab")
+    assert verdict(compare_runs(a, b)).startswith("inside the band at every step, at most 0%")
+    huge = compare_runs(a, make(tmp_path, "c", lambda _: 1e308))
+    assert not huge.ok and huge.first_outside is not None and huge.first_outside.step == 1
+
+
+def test_steps_without_tokens_are_refused(tmp_path: Path) -> None:
+    a = make(tmp_path, "a", fall)
+    text = (a / "metrics.jsonl").read_text()
+    (a / "metrics.jsonl").write_text(text.replace('"tokens": 4096', '"tokens": "many"'))
+    with pytest.raises(ConfigError, match=r"step 1 has none"):
+        compare_runs(a, a)
+
+
 def test_a_loss_that_is_not_a_number_is_outside(tmp_path: Path) -> None:
     a = make(tmp_path, "a", fall)
     found = compare_runs(a, make(tmp_path, "b", lambda n: math.nan if n == 9 else fall(n)))

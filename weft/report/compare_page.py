@@ -29,7 +29,7 @@ def verdict(found: Comparison) -> str:
             f"OUTSIDE: step {outside.step} differs by {outside.difference:+.2e} nats, "
             f"and rounding in {found.precision} explains {outside.band:.2e}"
         )
-    largest = max(abs(pair.difference) / pair.band for pair in found.pairs)
+    largest = max(pair.part for pair in found.pairs)
     return f"inside the band at every step, at most {largest:.0%} of it"
 
 

@@ -50,6 +50,11 @@ class StepPair(NamedTuple):
         """False where either loss is not a number."""
         return abs(self.difference) <= self.band
 
+    @property
+    def part(self) -> float:
+        """The difference, of the band; of a loss that is zero there may be neither."""
+        return abs(self.difference) / self.band if self.difference else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Trend:
@@ -155,6 +160,9 @@ def _run(folder: Path, key: str) -> RunFiles:
     run = read_run(folder)
     if run.problems:
         raise ConfigError(key, str(folder), "a run whose files can be read", run.problems[0])
+    if empty := [each.step for each in run.steps if each.tokens < 1]:
+        hint = f"In metrics.jsonl step {empty[0]} has none."
+        raise ConfigError(key, str(folder), "a run whose steps say their tokens", hint)
     return run
 
 
@@ -201,7 +209,7 @@ def trend(steps: Sequence[int], differences: Sequence[float]) -> Trend | None:
     Differences of neighbouring steps are similar because the weights are, so the test looks at
     blocks; a block without a difference says nothing.
     """
-    known = [(s, d) for s, d in zip(steps, differences, strict=True) if math.isfinite(d)]
+    known = [(s, d) for s, d in zip(steps, differences, strict=True) if math.isfinite(d * d)]
     if len(known) < 2:
         return None
     size = max(1, -(-len(known) // BLOCKS))
