@@ -5,6 +5,7 @@ import resource
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from math import ceil, prod
 from pathlib import Path
 from typing import Any
 
@@ -191,10 +192,17 @@ def test_a_part_of_a_parameter_is_that_part_of_it(tmp_path: Path) -> None:
             assert torch.equal(found, whole[box.slices()].double()), param.name
 
 
-def test_refused(tmp_path: Path) -> None:
-    folder, _ = saved(SMALL["gpt2"], tmp_path)
-    with pytest.raises(ConfigError, match=r"--memory = '1MB': expected at least 17MB. That holds"):
-        Streamed(*opened(folder), 10**6)
+def test_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is named is enough: the whole of a model that is smaller than parts of large tables."""
+    spec = replace(SMALL["gpt2"], num_layers=8, vocab_size=4096)
+    folder, _ = saved(spec, tmp_path)
+    whole_mb = ceil(4 * sum(prod(param.shape) for param in param_specs(spec)) / 1e6)
+    whole = rf"--memory = '0\.01MB': expected at least {whole_mb}MB. That holds the whole model"
+    with pytest.raises(ConfigError, match=whole):
+        Streamed(*opened(folder), 10**4)
+    monkeypatch.setattr("weft.checkpoint.streamed.PART_BYTES", 16 * 4 * 32)
+    with pytest.raises(ConfigError, match=r"expected at least 1MB. That holds two layers"):
+        Streamed(*opened(folder), 10**4)
     for text in ("2", "GB", "-1GB", "1.2.3GB", "0MB"):
         with pytest.raises(ConfigError, match="a size in MB, GB, MiB or GiB"):
             memory_bytes(text)

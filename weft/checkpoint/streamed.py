@@ -45,6 +45,7 @@ class Streamed(nn.Module):
         super().__init__()
         with only_shapes():
             model = build_model(spec)
+        whole_bytes = 4 * _numel(model)
         self.model, self.spec = model.eval().requires_grad_(requires_grad=False), model.spec
         self.here = nn.Parameter(torch.empty(0), requires_grad=False)
         """The first of its parameters, on the device that computes; layers' may be on none."""
@@ -55,7 +56,7 @@ class Streamed(nn.Module):
         model.embed = _Rows(self, "embed.weight")  # type: ignore[assignment]
         model.head = None
         self._step = _rows_of_part(4 * self.spec.d_model)
-        room = self._admit(most_bytes)
+        room = self._admit(most_bytes, whole_bytes)
         largest = max(map(_numel, model.blocks()))
         self._layers = [torch.empty(largest) for _ in range(2)]
         self._parts = [torch.empty(self._step * self.spec.d_model) for _ in range(2)]
@@ -70,14 +71,20 @@ class Streamed(nn.Module):
             block.register_forward_hook(_let_go)
             self._reads.append(partial(self._load, f"layers.{name}", block))
 
-    def _admit(self, most_bytes: int) -> int:
-        """Read what stands beside layers and tables; the bytes that are left for layers to stay."""
+    def _admit(self, most_bytes: int, whole_bytes: int) -> int:
+        """Read what stands beside layers and tables; the bytes that are left for layers to stay.
+
+        ``whole_bytes``: with which nothing has to be read again, of a small model less than the
+        least otherwise.
+        """
         beside = [(n, m) for n, m in self.model.named_children() if n not in ("embed", "layers")]
         largest = max(map(_numel, self.model.blocks())) + self._step * self.spec.d_model
         least = 8 * largest + 4 * sum(_numel(module) for _, module in beside)
         if most_bytes < least:
             hint = "That holds two layers, two parts of tables and what stands beside."
-            expected = f"at least {ceil(least / 1e6)}MB"
+            if whole_bytes <= least:
+                hint = "That holds the whole model."
+            expected = f"at least {ceil(min(least, whole_bytes) / 1e6)}MB"
             raise ConfigError("--memory", f"{most_bytes / 1e6:g}MB", expected, hint)
         for name, module in beside:
             self._stay(name, module)
