@@ -22,7 +22,7 @@ from weft.report.progress import (
     Progress,
     choose_mode,
 )
-from weft.report.units import duration, percent_or_na
+from weft.report.units import duration, nats, percent_or_na
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3|4|9)\d[;m]")
 
@@ -125,6 +125,14 @@ def test_unknown_and_broken_numbers_are_shown_as_such() -> None:
         "31%",
         "3.1%",
         "100%",
+    ]
+    assert [nats(loss) for loss in (4.0, -0.5, 123456.0, 1e308, math.nan, -math.inf)] == [
+        "4.0000",
+        "-0.5000",
+        "123456.0000",
+        "1e+308",
+        "nan",
+        "-inf",
     ]
 
 

@@ -16,7 +16,7 @@ from weft.config.errors import ConfigError
 from weft.plan.plan import Plan
 from weft.report.metrics import EvalMetrics, StepMetrics
 from weft.report.run_files import RunFiles, number, read_run
-from weft.report.units import gib
+from weft.report.units import gib, nats
 from weft.train.run_list import RunFacts, is_run, run_facts
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Run:
         return pandas.DataFrame(self.metrics).set_index("step")
 
     def __repr__(self) -> str:
-        loss = "" if self.loss is None else f", loss {self.loss:.4f}"
+        loss = "" if self.loss is None else f", loss {nats(self.loss)}"
         return f"<weft.Run {self.folder}: {self.facts.state}, {self._steps()}{loss}>"
 
     def _repr_html_(self) -> str:

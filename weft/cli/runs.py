@@ -13,7 +13,7 @@ from weft.cli.compare import compare
 from weft.cli.output import COLUMNS, err, out, print_json, print_table
 from weft.cli.target import Json
 from weft.config.errors import ConfigError
-from weft.report.units import gib
+from weft.report.units import gib, nats
 from weft.train.run_list import (
     STATES,
     RunFacts,
@@ -56,7 +56,7 @@ def runs(context: typer.Context, folder: Folder = RUNS, json: Json = False) -> N
 
 def _row(run: RunFacts) -> tuple[str, ...]:
     step = f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
-    losses = ("" if loss is None else f"{loss:.4f}" for loss in (run.loss, run.held_out))
+    losses = ("" if loss is None else nats(loss) for loss in (run.loss, run.held_out))
     return (run.name, run.state, step, *losses, run.plan, run.changed, gib(run.bytes))
 
 

@@ -23,7 +23,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from weft.report.metrics import EvalMetrics, StepMetrics, perplexity
-from weft.report.units import duration, percent_or_na
+from weft.report.units import duration, nats, percent_or_na
 
 Mode = Literal["live", "plain", "quiet"]
 Report = Callable[[int, int, str], None]
@@ -282,8 +282,8 @@ class Curve:
 def _cells(metrics: StepMetrics, held_out: EvalMetrics | None) -> list[tuple[str, str]]:
     """(name, value) of everything that a person watches."""
     return [
-        ("loss", f"{metrics.loss:.4f}"),
-        ("held-out loss", "-" if held_out is None else f"{held_out.eval_loss:.4f}"),
+        ("loss", nats(metrics.loss)),
+        ("held-out loss", "-" if held_out is None else nats(held_out.eval_loss)),
         ("grad norm", f"{metrics.grad_norm:.3g}"),
         ("lr", f"{metrics.lr:.1e}"),
         ("tokens/s", f"{metrics.tokens_per_s:,.0f}"),
@@ -303,7 +303,7 @@ def _mfu(metrics: StepMetrics) -> str:
 def step_line(metrics: StepMetrics, total_steps: int) -> str:
     """The plain line of a step."""
     return (
-        f"step {metrics.step}/{total_steps}  loss {metrics.loss:.4f}  "
+        f"step {metrics.step}/{total_steps}  loss {nats(metrics.loss)}  "
         f"grad_norm {metrics.grad_norm:.2f}  lr {metrics.lr:.1e}  "
         f"tokens/s {metrics.tokens_per_s:.0f}  mfu {_mfu(metrics)}  "
         f"memory {metrics.memory_gib:.1f} GiB"
@@ -312,8 +312,7 @@ def step_line(metrics: StepMetrics, total_steps: int) -> str:
 
 def eval_line(metrics: EvalMetrics, total_steps: int) -> str:
     """The plain line of an evaluation."""
-    loss = f"{metrics.eval_loss:.4f}"
-    shown = f"{perplexity(metrics.eval_loss):.4g}"
+    loss, shown = nats(metrics.eval_loss), f"{perplexity(metrics.eval_loss):.4g}"
     return f"step {metrics.step}/{total_steps}  held-out loss {loss}  perplexity {shown}"
 
 

@@ -27,6 +27,11 @@ def percent_or_na(part: float | None) -> str:
     return f"{part:.0%}" if part >= 0.1 else f"{part:.1%}"
 
 
+def nats(loss: float) -> str:
+    """``4.5678``, and ``1.235e+09`` for what only a run that diverges has."""
+    return f"{loss:.4f}" if not abs(loss) >= 1e9 else f"{loss:.4g}"
+
+
 def seconds(number: float) -> str:
     """``12.3 s`` or ``4.56 ms``."""
     return f"{number:.3g} s" if number >= 1 else f"{number * 1e3:.3g} ms"
