@@ -245,11 +245,15 @@ def _compare(found: Sequence[Sequence[Timed]], best: Best) -> None:
     straggle = Knowledge().software.straggle
     for chosen in product(*found):
         chips = sum(each.num_chips for each in chosen)
-        seconds = max(each.seconds for each in chosen) * (1 + straggle * log2(chips))
+        late = 1 + straggle * log2(chips)
+        seconds = late * max(each.seconds for each in chosen)
+        if seconds >= best.seconds:
+            continue
+        plan, used = joined([(each.plan, each.used) for each in chosen], apart=chosen[0].apart)
+        seconds += late * Knowledge().totals_s(used)
         if seconds < best.seconds:
             best.seconds, best.num_pipelines = seconds, len(chosen)
-            parts = [(each.plan, each.used) for each in chosen]
-            best.plan, best.used = joined(parts, apart=chosen[0].apart)
+            best.plan, best.used = plan, used
 
 
 def joined(
@@ -326,7 +330,8 @@ def with_nodes(
 def _alone(
     case: Case, plan: Plan, used: ClusterView, beside: Sequence[ChipPool], *, apart: bool
 ) -> float | None:
-    """Seconds of a pipeline, with the smallest pipelines there are beside it; None: no room."""
+    """Seconds of a pipeline, with the smallest pipelines there are beside it, without the sum of
+    totals over all; None: no room."""
     spec, seq_len = case.workload.spec, case.seq_len
     others = [_smallest(spec, part) for part in beside]
     whole, cluster = joined([(plan, used), *others], apart=apart)
@@ -340,7 +345,7 @@ def _alone(
     if not fits(whole, spec, cluster, seq_len, ranks=used.world_size):
         return None
     time = time_of_plan(whole, spec, cluster, seq_len=seq_len)
-    return time.timelines[0].step_s + time.once_s[0]
+    return time.timelines[0].step_s + time.once_s[0] - Knowledge().totals_s(cluster)
 
 
 def _smallest(spec: ModelSpec, part: ChipPool) -> tuple[Plan, ClusterView]:

@@ -130,8 +130,12 @@ def test_collectives(kind, group, seconds) -> None:
 def test_small_sums_go_by_tree_and_gathers_go_round() -> None:
     fabric = replace(FABRIC, across_latency_s=1.0, inside_latency_s=0.1)
     assert fabric.seconds("all_reduce", 1e-6, Group(64, 8)) == pytest.approx(2 * 6)
-    assert fabric.seconds("all_gather", 1e-6, Group(64, 8)) == pytest.approx(64)
+    assert fabric.seconds("all_gather", 1e-6, Group(64, 8)) == pytest.approx(63)
     assert fabric.seconds("all_gather", 1e-6, Group(64)) == pytest.approx(8 + 56 * 0.1)
+    gloo = replace(fabric, trips=2)
+    assert gloo.seconds("all_reduce", 1e-6, Group(64, 8)) == pytest.approx(4 * 6)
+    assert gloo.seconds("all_gather", 1e-6, Group(64)) == pytest.approx(2 * 8 + 56 * 0.1)
+    assert gloo.seconds("send", 1e-6, Group(2, 8)) == pytest.approx(1)
 
 
 def test_layers_talk_as_they_are_split() -> None:

@@ -61,14 +61,14 @@ class Drawn:
         return Route(self.costs, self.line)
 
     def step_s(self) -> float:
-        """Of the whole step, as users see it, but for the lateness of many ranks."""
+        """Of the whole step, as users see it, but for its totals and the lateness of many ranks."""
         problem = self.costs.problem
         plan, workload = plan_of([self.line], problem), problem.workload
         used = used_cluster([self.line], problem.cluster)
         time = time_of_plan(
             plan, workload.spec, used, seq_len=workload.seq_len, knowledge=problem.knowledge
         )
-        return time.step_s / time.stretch
+        return time.step_s / time.stretch - problem.knowledge.totals_s(used)
 
 
 def drawn(

@@ -78,6 +78,9 @@ class Fabric:
     across_latency_s: float = 10e-6
     ways_out: tuple[WayOut, ...] = ()
     """Of its site, where there are several, of what that is in, and so on."""
+    trips: int = 1
+    """Of messages, one after another, in each step of a collective beyond nodes: two by gloo, where
+    a rank that receives first says that there is room."""
     exchange_bytes_s: float | None = None
     """Of ranks that swap parts of a tensor, where that was measured; None: they
     go round as all do."""
@@ -117,25 +120,31 @@ class Fabric:
         if group.size <= 1 or num_bytes <= 0:
             return 0.0
         inside = self.stays_inside(group)
-        latency = messages * (self.inside_latency_s if inside else self.across_latency_s)
         if kind == "send":
             rate = self.inside_bytes_s if inside else self.across_bytes_s
-            return num_bytes / rate + latency
+            return num_bytes / rate + messages * self._late_s(inside=inside)
+        latency = messages * self._late_s(inside=inside) * (1 if inside else self.trips)
         sent = num_bytes / self._ring_rate(group, inside=inside)
         part = (group.size - 1) / group.size
         hops = group.size / self.members_on_node(group)
         piece = min(self.piece_bytes, num_bytes / messages / group.size)
         waiting = 0.0 if inside else messages * hops * _piece_s(piece, self.across_bytes_s)
-        around = hops * latency + messages * (group.size - hops) * self.inside_latency_s + waiting
+        around = _hops(hops, group) * latency + waiting
+        around += messages * (group.size - hops) * self.inside_latency_s
         ways = self._ways_of(group)
         for way, many in ways:
-            around += many * messages * (way.latency_s + _piece_s(piece, way.bytes_s))
+            late_s = _hops(many, group) * self.trips * way.latency_s
+            around += messages * (late_s + many * _piece_s(piece, way.bytes_s))
         ring = part * sent + around
         if kind != "all_reduce":
             return ring
         up = ceil(log2(group.size)) * latency
-        up += sum(ceil(log2(many)) * messages * way.latency_s for way, many in ways)
+        up += sum(ceil(log2(many)) * messages * self.trips * way.latency_s for way, many in ways)
         return 2 * min(ring, sent + up)
+
+    def _late_s(self, *, inside: bool) -> float:
+        """Of a message."""
+        return self.inside_latency_s if inside else self.across_latency_s
 
     def shared_seconds(
         self,
@@ -216,6 +225,12 @@ class Fabric:
             return max(inner / nodes, outer) + late
         latency = self.inside_latency_s if nodes == 1 else self.across_latency_s
         return max(inner, outer) + latency * ceil(log2(group.size))
+
+
+def _hops(places: float, group: Group) -> float:
+    """Of the messages one after another around a ring, those that leave so many places: all but one
+    where each rank is at one of its own."""
+    return places - (places == group.size)
 
 
 def _piece_s(piece: float, bytes_s: float) -> float:

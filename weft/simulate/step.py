@@ -12,8 +12,10 @@ from functools import lru_cache
 from itertools import product
 from math import log2
 
-from weft.cluster.view import ChipPool, ClusterView, Site
+from weft.cluster.cluster import HOST
+from weft.cluster.view import ChipPool, ClusterView, Site, count_by_level
 from weft.cost.choice import (
+    Group,
     StageChoice,
     choice_of,
     most_samples,
@@ -48,6 +50,10 @@ from weft.simulate.play import Timeline, last_samples, simulate_plan
 
 HOST_REACHED = 0.8
 """Of a chip's way to its host, by copies from and to page-locked memory."""
+GLOO_TRIPS = 2
+"""As ``Fabric.trips``; measured: ``docs/performance.md``."""
+TOTALS_BYTES = 40.0
+"""Loss, weights and norm of a step, which all ranks sum before they update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +85,11 @@ class Knowledge:
         Raises:
             ConfigError: the catalogue lacks something, and nothing here replaces it.
         """
+        trips = GLOO_TRIPS if pool.chip.device == HOST else 1
         if pool.chip.name in self.hardware:
             hardware = self.hardware[pool.chip.name]
             fabric = replace(hardware.fabric, chips_per_node=pool.chips_per_node)
-            fabric = replace(fabric, ways_out=_ways_out(pool.site))
+            fabric = replace(fabric, ways_out=_ways_out(pool.site), trips=trips)
             return replace(hardware, fabric=fabric, tiers=_tiers(pool))
         chip = self.chips.get(pool.chip.name)
         made = self.host_bytes_s > 0
@@ -93,6 +100,7 @@ class Knowledge:
             inside_latency_s=pool.link_latency_s,
             across_latency_s=pool.network_latency_s,
             ways_out=_ways_out(pool.site),
+            trips=trips,
         )
         return Hardware(
             chip=chip or Roofline.of(pool.chip, tf32=self.tf32),
@@ -100,6 +108,14 @@ class Knowledge:
             software=self._software(pool),
             tiers=_tiers(pool),
         )
+
+    def totals_s(self, cluster: ClusterView) -> float:
+        """What the sum of a step's totals over all of these chips takes, which nothing hides."""
+        places = count_by_level(pool.site for pool in cluster.pools)
+        group = Group(cluster.world_size, sites=places)
+        near = (replace(p, chips_per_node=cluster.chips_with(p)) for p in cluster.pools)
+        fabrics = (self.hardware_of(pool).fabric for pool in near)
+        return max(fabric.seconds("all_reduce", TOTALS_BYTES, group) for fabric in fabrics)
 
     def _software(self, pool: ChipPool) -> Software:
         """On this kind of chip."""
@@ -196,12 +212,22 @@ def time_of_plan(
     """
     known = knowledge or Knowledge()
     timelines, once = [], []
+    totals_s = known.totals_s(_used(plan, cluster))
     times = times_of_plan(plan, spec, cluster, seq_len=seq_len, knowledge=known, training=training)
     for pipeline, (stages, borders) in zip(plan.pipelines, times, strict=True):
         timelines.append(simulate_plan(pipeline, stages, borders))
         positions = pipeline.positions()
-        once.append(max(sum(stages[number].update_s for number in held) for held in positions))
+        update_s = max(sum(stages[number].update_s for number in held) for held in positions)
+        once.append(update_s + totals_s)
     return StepTime(tuple(timelines), tuple(once), known.stretch(plan.world_size))
+
+
+def _used(plan: Plan, cluster: ClusterView) -> ClusterView:
+    """Its pools, without those of which the plan has no rank."""
+    if plan.world_size == cluster.world_size:
+        return cluster
+    ranks = [rank for _, _, stage in plan.stages() for rank in stage.mesh.ranks]
+    return ClusterView(tuple(pool for pool, _ in cluster.by_pool(ranks)))
 
 
 def _speaking(stage: StagePlan, cluster: ClusterView) -> Sequence[int]:

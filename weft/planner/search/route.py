@@ -111,7 +111,8 @@ class Route:
         return Timed(self.seconds(layers), replace(self.line, layers=layers))
 
     def seconds(self, layers: Sequence[int]) -> float:
-        """A step of the pipeline and what is done once, as ``time_of_plan`` says it."""
+        """A step of the pipeline and what is done once, as ``time_of_plan`` says it, without the
+        sum of totals over all ranks."""
         return self.seconds_of([tuple(layers)])[0]
 
     def plays(self, splits: int) -> int:

@@ -554,7 +554,8 @@ class SearchRun:
     def _add(self, chosen: Sequence[Timed]) -> None:
         lines = tuple(timed.line for timed in chosen)
         stretch = self.problem.knowledge.stretch(sum(line.num_chips for line in lines))
-        seconds = stretch * max(timed.seconds for timed in chosen)
+        totals_s = self.problem.knowledge.totals_s(used_cluster(lines, self.cluster))
+        seconds = stretch * (totals_s + max(timed.seconds for timed in chosen))
         self._found.append(Lines(seconds, lines, self.cluster))
         self.ledger.best_s = min(self.ledger.best_s, seconds)
 
