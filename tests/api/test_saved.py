@@ -21,6 +21,7 @@ from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.config.errors import ConfigError
 from weft.elastic.pool import WorkerPool
+from weft.optim.pytorch import load_state
 from weft.plan.plan import Plan
 
 STEPS = 6
@@ -134,6 +135,42 @@ def test_what_the_model_keeps_whole_is_saved_once() -> None:
     engine = woven(model, torch.optim.SGD(model.parameters(), lr=0.1), Comm(), loss=squares)
     engine.step(batch(0))
     assert engine.state_dict()["exact"] == {}
+
+
+class Signum(torch.optim.Optimizer):
+    """As the tutorial's: it declares two numbers, and none of PyTorch's own."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.01, "beta": 0.9})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                mean = self.state[param].setdefault("mean", torch.zeros_like(param))
+                mean.lerp_(param.grad, 1 - group["beta"])
+                param.sub_(mean.sign(), alpha=group["lr"])
+
+
+@pytest.mark.parametrize(
+    "kind", [Signum, torch.optim.Adafactor, torch.optim.Muon], ids=lambda kind: kind.__name__
+)
+def test_optimizers_that_declare_little_go_on_to_the_bit(kind: Any) -> None:
+    """PyTorch adds defaults of its own to those of an optimizer as it loads."""
+
+    def made(comm: Comm) -> Loaded:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 9, bias=False), nn.Linear(9, 3, bias=False)).double()
+        return woven(model, kind(model.parameters()), comm, loss=squares), [model]
+
+    at_once, engine_last, engine_first = go_on(Comm(), made, batch)
+    assert len({*at_once}) == STEPS, "the losses change"
+    assert at_once == engine_last == engine_first
+    optimizer = kind(nn.Linear(5, 3, bias=False).parameters())
+    before = dict(optimizer.defaults)
+    with pytest.raises(ConfigError, match=r"state\.optimizer"):
+        load_state(optimizer, {"state": {}, "param_groups": [{"params": [0]}]})
+    assert optimizer.defaults == before
 
 
 def test_what_another_engine_saved_is_refused() -> None:

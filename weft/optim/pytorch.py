@@ -46,10 +46,11 @@ def load_state(optimizer: torch.optim.Optimizer, state: Any) -> None:
         ConfigError: it is of another one. Nothing was changed then.
     """
     before = {"state": optimizer.state, "param_groups": optimizer.param_groups}
+    before["defaults"] = dict(optimizer.defaults)  # PyTorch adds its own as it loads
     try:
         optimizer.load_state_dict(state)
         groups = optimizer.param_groups
-        lacking = [key for key in optimizer.defaults for group in groups if key not in group]
+        lacking = [key for key in before["defaults"] for group in groups if key not in group]
         problem = f"It lacks {lacking[0]}." if lacking else ""
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"
