@@ -61,6 +61,8 @@ def plan_file(*changes: tuple[str, str]) -> Make:
     return make
 
 
+DELAYED_STAGE = '"device": "cpu"', '"device": "cpu", "precision": "fp8-delayed"'
+
 CONFIGURATION = [
     Case(
         "unknown recipe",
@@ -208,6 +210,38 @@ PLANS = [
         "train own.yaml plan.file=plan.bin",
         f"plan.file = 'plan.bin': {PLAN_EXPECTED} It is not text.\n      on the command line",
         make=lambda folder: (plan_file()(folder), file("plan.bin", b"\xff\xfe")(folder)),
+    ),
+    Case(
+        "plan file of lists in lists",
+        "train own.yaml plan.file=deep.json",
+        f"plan.file = 'deep.json': {PLAN_EXPECTED} It has lists in lists without end.\n"
+        "      on the command line",
+        make=lambda folder: (plan_file()(folder), file("deep.json", "[" * 100_000)(folder)),
+    ),
+    Case(
+        "plan that counts no steps for scales",
+        "train own.yaml",
+        "history = 0: expected an integer from 1 to 1024.\n      in plan.json",
+        make=plan_file(DELAYED_STAGE, ('"num_layers"', '"history": 0, "num_layers"')),
+    ),
+    Case(
+        "plan with a margin below none",
+        "train own.yaml",
+        "margin = -5: expected an integer from 0 to 8.\n      in plan.json",
+        make=plan_file(DELAYED_STAGE, ('"num_layers"', '"margin": -5, "num_layers"')),
+    ),
+    Case(
+        "plan with scales that it has not",
+        "train own.yaml",
+        "margin = 2: expected 0. Only precision fp8-delayed has scales of earlier steps.\n"
+        "      in plan.json",
+        make=plan_file(('"num_layers"', '"margin": 2, "num_layers"')),
+    ),
+    Case(
+        "checkpoints where there is a file",
+        "train tiny.yaml checkpoint.to=/dev/null/kept",
+        "checkpoint.to = '/dev/null/kept': expected a folder that can be written to (Not a "
+        "directory). /dev/null is what is there of it.\n      on the command line",
     ),
     Case(
         "plan without a key",

@@ -32,6 +32,7 @@ from weft.planner.expert_tiers import check_expert_tiers
 from weft.planner.experts import check_experts
 from weft.planner.heads import check_heads
 from weft.planner.long_samples import BY_HEADS, check_chunks, check_scores
+from weft.planner.scales import check_scales
 from weft.planner.sites import check_sites
 from weft.planner.unlike import check_unlike
 from weft.precision.registry import PRECISIONS
@@ -75,15 +76,13 @@ def validate_plan(
     check_domains(plan)
     check_sites(plan)
     check_casts(plan)
+    check_scales(plan)
     check_expert_tiers(plan)
     if plan.global_batch != global_batch:
         shares = [pipeline.samples for pipeline in plan.pipelines]
-        raise ConfigError(
-            "pipelines.samples",
-            shares,
-            f"shares that add up to batch.samples ({global_batch})",
-            f"They add up to {plan.global_batch}.",
-        )
+        expected = f"shares that add up to batch.samples ({global_batch})"
+        hint = f"They add up to {plan.global_batch}."
+        raise ConfigError("pipelines.samples", shares, expected, hint)
 
 
 def refuse_unrun_axes(plan: Plan, spec: ModelSpec) -> None:

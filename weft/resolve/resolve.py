@@ -248,6 +248,8 @@ def read_plan_file(loaded: Loaded) -> PlanFile | None:
         problem = f"{place}: {first['msg']}." if place else f"{first['msg']}."
     except UnicodeDecodeError:
         problem = "It is not text."
+    except RecursionError:
+        problem = "It has lists in lists without end."
     except (KeyError, TypeError, ValueError) as error:  # keys that plans do not have, a format
         problem = f"{str(error).removesuffix('.')}."
     raise loaded.place(ConfigError("plan.file", file, expected, problem))
