@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.checkpoint.entry import CheckpointError
-from weft.checkpoint.place import LOAD, place_of, refuse_missing
+from weft.checkpoint.place import LOAD, place_of, refuse_missing, refuse_unwritable
 from weft.checkpoint.run_of import refuse_other
 from weft.checkpoint.store import is_free
 from weft.cli.one_rank import no_new_logs, refusals_on_the_terminal, stoppable
@@ -343,6 +343,8 @@ def _refuse_unknown_place(loaded: Loaded, job: Job) -> None:
     try:
         if isinstance(place := job.checkpoints, Path):
             refuse_other(place, job.out)
+            if job.config.checkpoint.to is not None:
+                refuse_unwritable(place)
         if load is not None and not has_saved(job.out):
             refuse_missing(place_of(load, LOAD), LOAD)
     except ConfigError as error:
