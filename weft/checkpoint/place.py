@@ -46,8 +46,9 @@ def refuse_missing(place: Place, key: str) -> None:
 
 def refuse_unwritable(folder: Path) -> None:
     """Raises ConfigError where checkpoints cannot be written there, or it cannot be made."""
-    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    there = folder
     try:
+        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
         with tempfile.TemporaryFile(dir=there):
             return
     except OSError as error:
