@@ -90,9 +90,22 @@ class PatientPool(WorkerPool):
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searches for plans give up early: for tests of what is done with a plan, however good."""
+    """Searches for plans give up early, and refine few: for tests of what is done with a plan,
+    however good."""
     known = cast("dict[str, object]", Options.__init__.__kwdefaults__)
     monkeypatch.setitem(known, "effort", known["effort"] // 30)
+    refines_few(monkeypatch)
+
+
+@pytest.fixture
+def refining_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches refine few of what they find: likewise, where several plans are wanted."""
+    refines_few(monkeypatch)
+
+
+def refines_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, few in (("MOST_PROMISING", 4), ("MOST_ALIKE", 2), ("MOST_BARE", 2)):
+        monkeypatch.setattr(f"weft.planner.search.refined.{name}", few)
 
 
 @pytest.fixture

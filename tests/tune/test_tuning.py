@@ -40,6 +40,9 @@ def takes_s(lab: FakeLab, result: Result, number: int) -> float:
     return max(lab._busy_s(result.tuner.candidates[number].plan, [1.0, 0.4]))
 
 
+pytestmark = pytest.mark.usefixtures("refining_few")
+
+
 def test_the_best_of_all_is_found_by_few_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
