@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -128,8 +129,7 @@ def folder_to_write(
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / f".{os.getpid()}.tmp"
-        beside.touch()
-        beside.unlink()
+        with tempfile.TemporaryFile(dir=folder):  # others may look there at once
+            pass
     except OSError as error:
         raise ConfigError(option, str(value or folder), expected, f"{error.strerror}.") from None
