@@ -240,8 +240,8 @@ PLANS = [
     Case(
         "checkpoints where there is a file",
         "train tiny.yaml checkpoint.to=/dev/null/kept",
-        "checkpoint.to = '/dev/null/kept': expected a folder that can be written to (Not a "
-        "directory). /dev/null is what is there of it.\n      on the command line",
+        "checkpoint.to = '/dev/null/kept': expected a folder to write to. Not a directory.\n"
+        "      on the command line",
     ),
     Case(
         "plan without a key",

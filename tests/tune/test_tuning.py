@@ -17,6 +17,8 @@ from weft.tune.trials import Best, Trials
 from weft.tune.tuner import Outcome
 from weft.tune.tuning import BEST_PLAN, ROOM_BYTES, Limits, Result, Tuning
 
+pytestmark = pytest.mark.usefixtures("refining_few")
+
 ASKED = ["plan=auto", "batch.samples=70", "tune.micros=[2]", "train.steps=1000000"]
 OWN = ["plan.shares=[1,1]", "batch.samples=70", "batch.micro=5", "tune.micros=[2]"]
 
@@ -38,9 +40,6 @@ def tuned(
 
 def takes_s(lab: FakeLab, result: Result, number: int) -> float:
     return max(lab._busy_s(result.tuner.candidates[number].plan, [1.0, 0.4]))
-
-
-pytestmark = pytest.mark.usefixtures("refining_few")
 
 
 def test_the_best_of_all_is_found_by_few_trials(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -42,19 +41,6 @@ def refuse_missing(place: Place, key: str) -> None:
     if isinstance(place, Path) and not place.exists():
         expected = "a checkpoint, or a run's folder with one"
         raise ConfigError(key, str(place), expected, "There is no such folder.")
-
-
-def refuse_unwritable(folder: Path) -> None:
-    """Raises ConfigError where checkpoints cannot be written there, or it cannot be made."""
-    there = folder
-    try:
-        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-        with tempfile.TemporaryFile(dir=there):
-            return
-    except OSError as error:
-        expected = f"a folder that can be written to ({error.strerror})"
-        hint = f"{there} is what is there of it." if there != folder else ""
-        raise ConfigError(KEY, str(folder), expected, hint) from error
 
 
 def checkpoints_of(run: Path) -> Place:

@@ -205,7 +205,7 @@ def _print_verdict(found: Verdict) -> None:
 
 def _print_difference(found: Difference, tolerance: float) -> None:
     for name in ("loss", "grad", "param", "grad_norm"):
-        value = getattr(found, name)
-        words = f", {found.param_beyond:.2e} of it more than rounding of gradients explains"
-        rest = words * (name == "param" and found.param_beyond <= tolerance < value)
+        value, rest = getattr(found, name), ""
+        if name == "param" and found.param_beyond <= tolerance < value:
+            rest = f", {found.param_beyond:.2e} of it more than rounding of gradients explains"
         out.print(f"  {name:<10} largest relative difference {value:.2e}{rest}")

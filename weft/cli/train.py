@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.checkpoint.entry import CheckpointError
-from weft.checkpoint.place import LOAD, place_of, refuse_missing, refuse_unwritable
+from weft.checkpoint.place import KEY, LOAD, place_of, refuse_missing
 from weft.checkpoint.run_of import refuse_other
 from weft.checkpoint.store import is_free
 from weft.cli.one_rank import no_new_logs, refusals_on_the_terminal, stoppable
@@ -34,7 +34,7 @@ from weft.cli.resolved import (
     resolved_on_nodes,
 )
 from weft.cli.summary import print_profile, print_summary, print_traffic, profile_of
-from weft.cli.target import Json, Overrides, Target, load
+from weft.cli.target import Json, Overrides, Target, folder_to_write, load
 from weft.cluster.cluster import HOST
 from weft.comm.address import RankAddress
 from weft.config.errors import STOPPED, ConfigError, ConfigErrors, DivergedError, show
@@ -344,7 +344,7 @@ def _refuse_unknown_place(loaded: Loaded, job: Job) -> None:
         if isinstance(place := job.checkpoints, Path):
             refuse_other(place, job.out)
             if job.config.checkpoint.to is not None:
-                refuse_unwritable(place)
+                folder_to_write(KEY, place)
         if load is not None and not has_saved(job.out):
             refuse_missing(place_of(load, LOAD), LOAD)
     except ConfigError as error:

@@ -79,8 +79,8 @@ class Fabric:
     ways_out: tuple[WayOut, ...] = ()
     """Of its site, where there are several, of what that is in, and so on."""
     trips: int = 1
-    """Of messages, one after another, in each step of a collective beyond nodes: two by gloo, where
-    a rank that receives first says that there is room."""
+    """Of messages, one after another, in each step of a ring or a tree beyond nodes: two by gloo,
+    where a rank that receives first says that there is room."""
     exchange_bytes_s: float | None = None
     """Of ranks that swap parts of a tensor, where that was measured; None: they
     go round as all do."""
